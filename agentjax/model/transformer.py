@@ -1,0 +1,446 @@
+"""One decoder for every family: the learner's forward and the engine's.
+
+Floor 1, model/. The block is a Flax NNX module, split once: everything here
+is a pure function of (config, parameter tree, arrays). The learner scans the
+stacked layers (`forward`); the engine walks them one by one over a KV cache
+(`extend`, `decode_layout`), where unrolled layers are twice as fast on CPU.
+This file knows no sampling, no loss and no environment.
+
+Letters: B rows, T tokens, S cache rows or keys, V vocabulary, D width, H query
+heads, K key/value heads, G = H // K, Q head size, L layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from agentjax.model.config import ModelConfig
+from agentjax.model.mesh import constrain
+
+Params = dict[str, Any]
+Cache = list[dict[str, jax.Array]]  # per layer {'k', 'v'}: [S, T, K, Q]
+
+# Added to scores that may not be seen, and to logits of ids without text:
+# finite, so that a row that sees nothing gives no NaN.
+NEVER = -1e30
+
+
+def _precision(x: jax.Array):
+  """Highest for float32 (TPU and GPU would round to bfloat16), else default."""
+  return jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+
+
+def _einsum(formula: str, x: jax.Array, w: jax.Array) -> jax.Array:
+  return jnp.einsum(formula, x, w.astype(x.dtype), precision=_precision(x))
+
+
+def _rms(x: jax.Array, scale: jax.Array, config: ModelConfig) -> jax.Array:
+  """RMS norm over the last axis, in float32."""
+  y = x.astype(jnp.float32)
+  y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + config.norm_eps)
+  scale = scale.astype(jnp.float32)
+  return (y * (1.0 + scale if config.norm_offset else scale)).astype(x.dtype)
+
+
+def rope_tables(
+  positions: jax.Array, config: ModelConfig, kind: str
+) -> tuple[jax.Array, jax.Array]:
+  """Float32 cos and sin [..., Q/2] of integer positions [...].
+
+  Source: RoFormer (arXiv:2104.09864), half-rotation form; Llama 3.1 scaling.
+  """
+  local = kind == 'local'
+  theta = config.rope_theta_local if local else config.rope_theta
+  half = config.head_size // 2
+  freq = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  scaling = None if local else config.rope_scaling
+  if scaling is not None and scaling.kind == 'linear':
+    freq = freq / scaling.factor
+  elif scaling is not None and scaling.kind == 'llama3':
+    turns = scaling.original_context * freq / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+    freq = freq * (smooth + (1.0 - smooth) / scaling.factor)
+  elif scaling is not None:
+    raise ValueError(f'rope scaling {scaling.kind!r}: choose linear or llama3')
+  angle = positions.astype(jnp.float32)[..., None] * freq
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def _rotate(x_BTHQ: jax.Array, cos_BTQ, sin_BTQ) -> jax.Array:
+  a, b = jnp.split(x_BTHQ.astype(jnp.float32), 2, axis=-1)
+  cos, sin = cos_BTQ[:, :, None], sin_BTQ[:, :, None]
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(
+    x_BTHQ.dtype
+  )
+
+
+def attend(
+  q_BTHQ: jax.Array,
+  k_BSKQ: jax.Array,
+  v_BSKQ: jax.Array,
+  mask_BTS: jax.Array,
+  config: ModelConfig,
+) -> jax.Array:
+  """Grouped-query attention, softmax in float32; returns [B, T, H, Q].
+
+  `mask_BTS` is True where a query may see a key. A query that sees no key
+  returns a finite value that nothing may use.
+  """
+  B, T, H, Q = q_BTHQ.shape
+  K = k_BSKQ.shape[2]
+  scale = config.query_scale
+  q = q_BTHQ * jnp.asarray(
+    Q**-0.5 if scale is None else scale, q_BTHQ.dtype
+  )
+  q = q.reshape(B, T, K, H // K, Q)
+  scores = jnp.einsum(
+    'btkgq,bskq->bkgts',
+    q,
+    k_BSKQ.astype(q.dtype),
+    precision=_precision(q),
+    preferred_element_type=jnp.float32,
+  )
+  if config.attn_softcap:
+    scores = config.attn_softcap * jnp.tanh(scores / config.attn_softcap)
+  scores = jnp.where(mask_BTS[:, None, None], scores, NEVER)
+  weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+  out = _einsum('bkgts,bskq->btkgq', weights, v_BSKQ)
+  return out.reshape(B, T, H, Q)
+
+
+# ---- the block ------------------------------------------------------------
+
+
+def _normal(key, shape, fan_in, dtype):
+  return (jax.random.normal(key, shape) * fan_in**-0.5).astype(dtype)
+
+
+class Norm(nnx.Module):
+  """Scale of an RMS norm; starts as the identity."""
+
+  def __init__(self, config: ModelConfig, dtype):
+    fill = jnp.zeros if config.norm_offset else jnp.ones
+    self.scale = nnx.Param(fill((config.width,), dtype))
+
+
+class Attention(nnx.Module):
+  """Projections, optional biases and QK norm, rotary positions."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype):
+    D, H, K, Q = config.width, config.heads, config.kv_heads, config.head_size
+    init = functools.partial(_normal, dtype=dtype)
+    # Projections back into the residual stream start smaller with depth.
+    depth = D * 2 * config.n_layers
+    self.q = nnx.Param(init(rngs.params(), (D, H, Q), D))
+    self.k = nnx.Param(init(rngs.params(), (D, K, Q), D))
+    self.v = nnx.Param(init(rngs.params(), (D, K, Q), D))
+    self.o = nnx.Param(init(rngs.params(), (H, Q, D), depth))
+    if config.qkv_bias:
+      self.q_bias = nnx.Param(jnp.zeros((H, Q), dtype))
+      self.k_bias = nnx.Param(jnp.zeros((K, Q), dtype))
+      self.v_bias = nnx.Param(jnp.zeros((K, Q), dtype))
+    if config.qk_norm:
+      fill = jnp.zeros if config.norm_offset else jnp.ones
+      self.q_norm = nnx.Param(fill((Q,), dtype))
+      self.k_norm = nnx.Param(fill((Q,), dtype))
+
+  def project(self, x_BTD, cos, sin, config: ModelConfig):
+    """Queries [B, T, H, Q], keys and values [B, T, K, Q]."""
+    q = _einsum('btd,dhq->bthq', x_BTD, self.q[...])
+    k = _einsum('btd,dkq->btkq', x_BTD, self.k[...])
+    v = _einsum('btd,dkq->btkq', x_BTD, self.v[...])
+    if config.qkv_bias:
+      q = q + self.q_bias[...].astype(q.dtype)
+      k = k + self.k_bias[...].astype(k.dtype)
+      v = v + self.v_bias[...].astype(v.dtype)
+    if config.qk_norm:
+      q = _rms(q, self.q_norm[...], config)
+      k = _rms(k, self.k_norm[...], config)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+
+class Mlp(nnx.Module):
+  """Gated linear unit."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype):
+    D, F = config.width, config.mlp
+    init = functools.partial(_normal, dtype=dtype)
+    self.gate = nnx.Param(init(rngs.params(), (D, F), D))
+    self.up = nnx.Param(init(rngs.params(), (D, F), D))
+    self.down = nnx.Param(init(rngs.params(), (F, D), F * 2 * config.n_layers))
+
+  def __call__(self, x_BTD, config: ModelConfig):
+    gate = _einsum('btd,df->btf', x_BTD, self.gate[...])
+    up = _einsum('btd,df->btf', x_BTD, self.up[...])
+    if config.activation == 'silu':
+      gate = jax.nn.silu(gate)
+    else:
+      gate = jax.nn.gelu(gate, approximate=True)
+    return _einsum('btf,fd->btd', gate * up, self.down[...])
+
+
+class Block(nnx.Module):
+  """Attention and MLP with pre-norms, and post-norms where configured.
+
+  How keys are stored and seen is the caller's: `see(q, k, v)` returns the
+  attention's output and anything that the caller wants back (its cache).
+  """
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype=jnp.float32):
+    self.attn_norm = Norm(config, dtype)
+    self.attn = Attention(config, rngs, dtype)
+    self.mlp_norm = Norm(config, dtype)
+    self.mlp = Mlp(config, rngs, dtype)
+    if config.post_norms:
+      self.attn_post_norm = Norm(config, dtype)
+      self.mlp_post_norm = Norm(config, dtype)
+
+  def __call__(self, x_BTD, cos, sin, see: Callable, config: ModelConfig):
+    x = x_BTD
+    h = _rms(x, self.attn_norm.scale[...], config)
+    q, k, v = self.attn.project(h, cos, sin, config)
+    q, k, v = (checkpoint_name(a, 'qkv') for a in (q, k, v))
+    seen, back = see(q, k, v)
+    h = _einsum('bthq,hqd->btd', seen, self.attn.o[...])
+    h = checkpoint_name(h, 'attn_out')
+    if config.post_norms:
+      h = _rms(h, self.attn_post_norm.scale[...], config)
+    x = x + h
+    h = self.mlp(_rms(x, self.mlp_norm.scale[...], config), config)
+    h = checkpoint_name(h, 'mlp_out')
+    if config.post_norms:
+      h = _rms(h, self.mlp_post_norm.scale[...], config)
+    return x + h, back
+
+
+@functools.lru_cache(maxsize=None)
+def _graph(config: ModelConfig):
+  """The structure of a block, split from its parameters."""
+  block = nnx.eval_shape(lambda: Block(config, nnx.Rngs(0)))
+  return nnx.graphdef(block)
+
+
+def _apply(params, x, cos, sin, see, config: ModelConfig):
+  return nnx.merge(_graph(config), params)(x, cos, sin, see, config)
+
+
+# ---- whole model ----------------------------------------------------------
+
+
+def init(key: jax.Array, config: ModelConfig, dtype=jnp.float32) -> Params:
+  """Random parameters; a block's stand stacked along a leading layer axis."""
+  keys = jax.random.split(key, len(config.layers) + 2)
+
+  def block(key):
+    return nnx.to_pure_dict(
+      nnx.split(Block(config, nnx.Rngs(key), dtype))[1]
+    )
+
+  stacks = []
+  for (pattern, count), stack_key in zip(config.layers, keys[2:], strict=True):
+    layer_keys = jax.random.split(stack_key, (len(pattern), count))
+    stacks.append(
+      {str(i): jax.vmap(block)(layer_keys[i]) for i in range(len(pattern))}
+    )
+  V, D = config.padded_vocab, config.width
+  fill = jnp.zeros if config.norm_offset else jnp.ones
+  params = {
+    'embed': {'table': (jax.random.normal(keys[0], (V, D)) * 0.02).astype(dtype)},
+    'stacks': stacks,
+    'final_norm': {'scale': fill((D,), dtype)},
+  }
+  if not config.tied:
+    params['head'] = {'kernel': _normal(keys[1], (D, V), D, dtype)}
+  return params
+
+
+def init_shapes(config: ModelConfig, dtype=jnp.float32) -> Params:
+  """ShapeDtypeStructs of `init`, without making anything."""
+  return jax.eval_shape(lambda: init(jax.random.key(0), config, dtype))
+
+
+def n_params(config: ModelConfig) -> int:
+  """Number of parameters, the head counted once where it is tied."""
+  return sum(math.prod(s.shape) for s in jax.tree.leaves(init_shapes(config)))
+
+
+def _embed(table, tokens_BT, config: ModelConfig, dtype):
+  x = table[tokens_BT].astype(dtype)
+  if config.embed_scale:
+    x = x * jnp.asarray(math.sqrt(config.width), dtype)
+  return constrain(x, 'batch', 'length', 'none')
+
+
+def forward(
+  params: Params,
+  tokens_BT: jax.Array,
+  positions_BT: jax.Array,
+  pack_ids_BT: jax.Array,
+  config: ModelConfig,
+  *,
+  dtype=jnp.float32,
+  remat: bool = True,
+  unroll: bool = False,
+) -> jax.Array:
+  """Hidden states [B, T, D] after the final norm; the learner's path.
+
+  Args:
+    tokens_BT: int32 ids. positions_BT: int32, restarting per packed sequence.
+    pack_ids_BT: int32, 0 for padding; a token sees earlier tokens of its row
+      with the same id.
+    dtype: of compute. remat: recompute a block in the backward pass.
+    unroll: no scan over layers: faster on CPU, slower to compile.
+  """
+  T = tokens_BT.shape[1]
+  t = jnp.arange(T)
+  mask = (t[:, None] >= t[None, :])[None] & (
+    pack_ids_BT[:, :, None] == pack_ids_BT[:, None, :]
+  )
+  kinds = set(config.layer_kinds)
+  masks, tables = {}, {}
+  for kind in kinds:
+    near = positions_BT[:, :, None] - positions_BT[:, None, :] < config.window
+    masks[kind] = mask & near if kind == 'local' else mask
+    tables[kind] = rope_tables(positions_BT, config, kind)
+
+  def layer(kind, x, params):
+    def see(q, k, v):
+      return attend(q, k, v, masks[kind], config), None
+
+    x, _ = _apply(params, x, *tables[kind], see, config)
+    return constrain(x, 'batch', 'length', 'none')
+
+  x = _embed(params['embed']['table'], tokens_BT, config, dtype)
+  for (pattern, count), stack in zip(
+    config.layers, params['stacks'], strict=True
+  ):
+
+    def step(x, period, pattern=pattern):
+      for i, kind in enumerate(pattern):
+        x = layer(kind, x, period[str(i)])
+      return x, None
+
+    step = jax.checkpoint(step) if remat else step
+    x, _ = jax.lax.scan(step, x, stack, unroll=count if unroll else 1)
+  return _rms(x, params['final_norm']['scale'], config)
+
+
+def head_kernel(params: Params) -> jax.Array:
+  """The head as [D, V]."""
+  if 'head' in params:
+    return params['head']['kernel']
+  return params['embed']['table'].T
+
+
+def unembed(kernel_DV, hidden: jax.Array, config: ModelConfig) -> jax.Array:
+  """Float32 logits [..., V] of hidden states [..., D]; `NEVER` on padding."""
+  logits = jnp.einsum(
+    '...d,dv->...v',
+    hidden,
+    kernel_DV.astype(hidden.dtype),
+    precision=_precision(hidden),
+    preferred_element_type=jnp.float32,
+  )
+  if config.final_softcap:
+    logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
+  if config.padded_vocab > config.vocab_size:
+    has_text = jnp.arange(config.padded_vocab) < config.vocab_size
+    logits = jnp.where(has_text, logits, NEVER)
+  return logits
+
+
+def logits(params: Params, hidden, config: ModelConfig) -> jax.Array:
+  """`unembed` with the model's own head."""
+  return unembed(head_kernel(params), hidden, config)
+
+
+# ---- the engine's path ----------------------------------------------------
+
+
+def decode_layout(params: Params, config: ModelConfig, dtype) -> Params:
+  """Parameters as the engine reads them: layers one by one, head as [D, V]."""
+  layers = []
+  for (pattern, count), stack in zip(
+    config.layers, params['stacks'], strict=True
+  ):
+    for n in range(count):
+      for i in range(len(pattern)):
+        layers.append(jax.tree.map(lambda a, n=n: a[n], stack[str(i)]))
+  out = {
+    'embed': params['embed']['table'],
+    'layers': layers,
+    'final_norm': params['final_norm']['scale'],
+    'head': head_kernel(params),
+  }
+  return jax.tree.map(lambda a: a.astype(dtype), out)
+
+
+def init_cache(config: ModelConfig, slots: int, length: int, dtype) -> Cache:
+  """An empty KV cache: `slots` rows of `length` positions."""
+  shape = (slots, length, config.kv_heads, config.head_size)
+  return [
+    {'k': jnp.zeros(shape, dtype), 'v': jnp.zeros(shape, dtype)}
+    for _ in range(config.n_layers)
+  ]
+
+
+def extend(
+  layout: Params,
+  tokens_BT: jax.Array,
+  start_B: jax.Array,
+  count_B: jax.Array,
+  cache: Cache,
+  config: ModelConfig,
+  *,
+  dtype=jnp.float32,
+) -> tuple[jax.Array, Cache]:
+  """Runs T new tokens a row on top of the cache.
+
+  Args:
+    tokens_BT: int32; only the first count_B of a row are real.
+    start_B: int32, tokens that the row's cache already holds.
+    cache: rows B; keys and values of real tokens are written, nothing else.
+
+  Returns:
+    Hidden states [B, T, D] after the final norm, and the cache.
+  """
+  B, T = tokens_BT.shape
+  length = cache[0]['k'].shape[1]
+  t = jnp.arange(T)
+  positions = start_B[:, None] + t
+  # Writes of padding fall outside of the cache, and are dropped.
+  at = jnp.where(t < count_B[:, None], positions, length)
+  rows = jnp.arange(B)[:, None]
+  s = jnp.arange(length)
+  masks, tables = {}, {}
+  for kind in set(config.layer_kinds):
+    mask = s <= positions[:, :, None]
+    if kind == 'local':
+      mask &= positions[:, :, None] - s < config.window
+    masks[kind] = mask
+    tables[kind] = rope_tables(positions, config, kind)
+  x = _embed(layout['embed'], tokens_BT, config, dtype)
+  new_cache = []
+  for kind, params, kv in zip(
+    config.layer_kinds, layout['layers'], cache, strict=True
+  ):
+
+    def see(q, k, v, kv=kv, kind=kind):
+      new = {
+        'k': kv['k'].at[rows, at].set(k.astype(kv['k'].dtype), mode='drop'),
+        'v': kv['v'].at[rows, at].set(v.astype(kv['v'].dtype), mode='drop'),
+      }
+      return attend(q, new['k'], new['v'], masks[kind], config), new
+
+    x, kv = _apply(params, x, *tables[kind], see, config)
+    new_cache.append(kv)
+  return _rms(x, layout['final_norm'], config), new_cache
