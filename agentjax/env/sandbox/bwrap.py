@@ -1,0 +1,256 @@
+"""Sandboxes as bubblewrap processes: no daemon, no image, this host's /usr.
+
+Floor 1, env/sandbox: the embedded fallback where no Docker engine answers.
+Namespaces of its own for processes, network, IPC, host name and mounts; /usr
+read-only and nothing else of the host's files; sized tmpfs to write to.
+
+As root, calls run under another uid, and a cgroup limits memory, processes
+and processor where this host lets us make one; `facts['limits']` says so.
+Otherwise limits are per process (rlimits): a hog meets MemoryError instead of
+the status OOM, and nothing counts refused forks. Weaker than a container in
+three ways: no seccomp filter, inodes unlimited, and /proc shows the host's
+memory and processors.
+
+bwrap's --die-with-parent is not used: it follows the thread that started it,
+and ends the sandbox when a pool's thread ends. The end of the stream does its
+work: the runner is PID 1, and takes every process with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+from agentjax.env.base import InfraError
+from agentjax.env.sandbox import cgroup
+from agentjax.env.sandbox.channel import Channel
+from agentjax.env.sandbox.session import RunnerSandbox, runner_program
+from agentjax.env.sandbox.spec import (
+  CallStatus,
+  SandboxSpec,
+  SandboxUnavailable,
+  StartFailed,
+)
+
+_STOP_S = 3.0
+# Counted in no namespace, so that RLIMIT_NPROC is each sandbox's own.
+_FIRST_UID = 1_700_000_000
+
+
+def check_bwrap() -> None:
+  """Returns if bubblewrap can make namespaces here.
+
+  Raises:
+    SandboxUnavailable: it is not installed, or not allowed to.
+  """
+  if shutil.which('bwrap') is None:
+    raise SandboxUnavailable(
+      'bubblewrap is not installed: install the package bubblewrap'
+    )
+  command = [*_namespaces(), *_root(), '--proc', '/proc', '/bin/true']
+  try:
+    done = subprocess.run(
+      command, capture_output=True, timeout=20, stdin=subprocess.DEVNULL
+    )
+  except (OSError, subprocess.TimeoutExpired) as error:
+    raise SandboxUnavailable(f'bubblewrap does not start: {error}') from error
+  if done.returncode:
+    raise SandboxUnavailable(
+      'bubblewrap cannot make namespaces here: '
+      f'{done.stderr.decode("utf-8", "replace").strip()}'
+    )
+
+
+def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
+  """Starts bubblewrap with the runner in it; `spec.image` has no meaning.
+
+  Raises:
+    StartFailed, and what the first exchange with the runner raises.
+  """
+  group = cgroup.make(spec)
+  ours, theirs = socket.socketpair()
+  info_read, info_write = os.pipe()
+  errors = tempfile.TemporaryFile()
+  command = _command(spec, group, info_write)
+  try:
+    process = subprocess.Popen(
+      command,
+      stdin=theirs,
+      stdout=theirs,
+      stderr=errors,
+      pass_fds=[info_write],
+      start_new_session=True,
+    )
+  except OSError as error:
+    ours.close()
+    os.close(info_read)
+    _drop(group)
+    raise StartFailed(f'bubblewrap does not start: {error}') from error
+  finally:
+    theirs.close()
+    os.close(info_write)
+  pidfd, pid = _child(info_read)
+  state = _Process(process, pidfd, group, errors)
+  if pid is None:
+    ours.close()
+    state.stop()
+    raise StartFailed(f'bubblewrap gave up: {state.said()}')
+  channel = Channel(ours, multiplexed=False)
+  facts = {
+    'backend': 'bwrap',
+    'pid': pid,
+    'limits': 'cgroup' if group else 'rlimit',
+  }
+  rlimits = {} if group else {'RLIMIT_AS': spec.memory_bytes}
+  if not group:
+    rlimits['RLIMIT_NPROC'] = spec.pids
+  try:
+    return RunnerSandbox(
+      spec if os.geteuid() else _with_own_uid(spec, pid),
+      channel,
+      facts,
+      rlimits=rlimits,
+      stop=state.stop,
+      hit_limit=state.hit_limit,
+    )
+  except InfraError as error:
+    channel.shutdown()
+    state.stop()
+    raise StartFailed(f'{error} {state.said()}'.strip()) from error
+
+
+class _Process:
+  """The bwrap process, PID 1 below it, and their cgroup."""
+
+  def __init__(self, process, pidfd, group, errors):
+    self.process, self.pidfd = process, pidfd
+    self.group, self.errors = group, errors
+    self.stopped = False
+    self.last = ''
+
+  def stop(self) -> None:
+    if self.stopped:
+      return
+    self.stopped = True
+    if self.pidfd is not None:
+      try:  # PID 1 of the namespace: the kernel kills the rest with it
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+      except ProcessLookupError:
+        pass  # the end of the stream was enough
+      os.close(self.pidfd)
+    else:
+      self.process.kill()
+    try:
+      self.process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+      self.process.kill()
+    _drop(self.group)
+    self.last = self.said()
+    self.errors.close()
+
+  def said(self) -> str:
+    if self.errors.closed:
+      return self.last
+    self.errors.seek(0)
+    return self.errors.read(4096).decode('utf-8', 'replace').strip()
+
+  def hit_limit(self) -> CallStatus | None:
+    """OOM if the kernel counted one in this sandbox's cgroup."""
+    counted = self.group is not None and cgroup.oom_kills(self.group) > 0
+    return CallStatus.OOM if counted else None
+
+
+def _drop(group: cgroup.Cgroup | None) -> None:
+  if group is not None:
+    cgroup.remove(group)
+
+
+def _with_own_uid(spec: SandboxSpec, pid: int) -> SandboxSpec:
+  return dataclasses.replace(spec, uid=_FIRST_UID + pid)
+
+
+def _child(info_read: int) -> tuple[int | None, int | None]:
+  """(pidfd, pid) of PID 1 as the host sees it; None if bwrap gave up."""
+  with os.fdopen(info_read) as info:
+    text = info.read()
+  try:
+    pid = json.loads(text)['child-pid']
+    return os.pidfd_open(pid), pid
+  except (ValueError, KeyError, ProcessLookupError):
+    return None, None
+
+
+def _command(spec, group, info_write: int) -> list[str]:
+  size = ['--size', str(spec.tmpfs_bytes), '--perms', '1777', '--tmpfs']
+  shm = ['--size', str(16 << 20), '--perms', '1777', '--tmpfs', '/dev/shm']
+  python = _python()
+  command = [
+    *_namespaces(),
+    *('--info-fd', str(info_write)),
+    *_root(),
+    *('--proc', '/proc', '--dev', '/dev', *shm, '--remount-ro', '/dev'),
+    *(*size, spec.workdir, *size, '/tmp'),
+    *_counters(group),
+    *('--remount-ro', '/', '--chdir', '/', '--clearenv'),
+    *('--setenv', 'PATH', '/usr/local/bin:/usr/bin:/bin'),
+    *('--setenv', 'LANG', 'C.UTF-8', '--setenv', 'TZ', 'UTC'),
+    *('--setenv', 'PYTHONHASHSEED', '0'),
+    *(python, '-s', '-B', '-c', runner_program()),
+  ]
+  return cgroup.inside(group, command) if group else command
+
+
+def _namespaces() -> list[str]:
+  out = ['bwrap', '--unshare-pid', '--unshare-net', '--unshare-ipc']
+  out += ['--unshare-uts', '--unshare-cgroup-try', '--as-pid-1']
+  out += ['--hostname', 'sandbox', '--new-session', '--cap-drop', 'ALL']
+  if os.geteuid() == 0:
+    # No user namespace: the runner can then give its children another uid.
+    for capability in ('CAP_SETUID', 'CAP_SETGID', 'CAP_KILL'):
+      out += ['--cap-add', capability]
+    return out
+  return [
+    *out,
+    *('--unshare-user', '--disable-userns'),
+    *('--uid', '65534', '--gid', '65534'),
+  ]
+
+
+def _root() -> list[str]:
+  """The host's programs, read-only, and nothing of its data."""
+  out = ['--ro-bind', '/usr', '/usr']
+  for name in ('/bin', '/sbin', '/lib', '/lib32', '/lib64'):
+    path = pathlib.Path(name)
+    if path.is_symlink():
+      out += ['--symlink', os.readlink(name), name]
+    elif path.exists():
+      out += ['--ro-bind', name, name]
+  out += ['--perms', '0755', '--dir', '/etc']
+  for name in ('ld.so.cache', 'alternatives'):
+    out += ['--ro-bind-try', f'/etc/{name}', f'/etc/{name}']
+  prefix = os.path.realpath(sys.base_prefix)
+  if _python() != '/usr/bin/python3' and not prefix.startswith('/usr'):
+    out += ['--ro-bind', prefix, prefix]
+  return out
+
+
+def _python() -> str:
+  if os.access('/usr/bin/python3', os.X_OK):
+    return '/usr/bin/python3'
+  return os.path.realpath(sys.executable)
+
+
+def _counters(group) -> list[str]:
+  """Shows the sandbox its own cgroup where a container would see it."""
+  out = []
+  for where, path in cgroup.visible(group) if group else ():
+    out += ['--ro-bind', str(path), where]
+  return out

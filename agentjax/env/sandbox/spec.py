@@ -1,0 +1,278 @@
+"""What a sandbox is to its callers: limits, calls, results, errors.
+
+Floor 1, env/sandbox. Tools and verifiers speak to this file only; the
+backends (`docker.py`, `bwrap.py`) implement `Sandbox`. What the policy's code
+did is a value, `CallResult`; what the infrastructure failed to do is an
+exception, a kind of `InfraError`. That split is the whole taxonomy: it
+decides what may teach the policy something. Nothing here knows a backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agentjax.env.base import InfraError
+
+DEFAULT_IMAGE = 'agentjax-python:latest'
+
+
+class SandboxUnavailable(InfraError):
+  """No backend can run here."""
+
+
+class EngineUnavailable(InfraError):
+  """The container engine does not answer, or answers with an error."""
+
+
+class ImageMissing(InfraError):
+  """The engine has no such image."""
+
+
+class StartFailed(InfraError):
+  """The sandbox did not come up."""
+
+
+class Died(InfraError):
+  """The sandbox ended, and not by a limit that the policy hit."""
+
+
+class ProtocolError(InfraError):
+  """The runner's replies cannot be read, or are not the runner's."""
+
+
+class HostDeadline(InfraError):
+  """No reply within the call's timeout and the grace after it."""
+
+
+class SandboxBug(Exception):
+  """The caller asked for something that no sandbox does."""
+
+
+class CallStatus(enum.Enum):
+  """How a call ended. All are the policy's doing."""
+
+  OK = 'ok'
+  NONZERO = 'nonzero'  # exit code other than 0
+  SIGNAL = 'signal'
+  TIMEOUT = 'timeout'
+  OOM = 'oom'  # the kernel killed for memory
+  PIDS = 'pids'  # refused to fork, and did not end well
+  OUTPUT_CAP = 'output_cap'  # killed for what it wrote
+  DISK = 'disk'  # filled its file system, and did not end well
+
+
+@dataclasses.dataclass(frozen=True)
+class SandboxSpec:
+  """Limits of a sandbox. There is no network, and no option for one.
+
+  Attributes:
+    image: of the Docker backend; needs python3 and /bin/sh only.
+    memory_bytes: of all its processes and files together; no swap.
+    pids: processes and threads at a time.
+    cpus: share of processors.
+    tmpfs_bytes, tmpfs_inodes: of `workdir` and of /tmp, each; keep it to at
+      most a quarter of the memory, which it counts against.
+    nofile: open files of a process.
+    output_cap: bytes kept of stdout and of stderr, a quarter of them head.
+    output_kill: bytes written after which a call is killed.
+    lifetime_s: after which the sandbox ends by itself.
+    grace_s: that the host waits longer than a call's own timeout.
+    workdir: where calls start; the only place besides /tmp to write to.
+    env: variables of the calls, besides a fixed set.
+    uid: of the calls, where the runner is root.
+  """
+
+  image: str = DEFAULT_IMAGE
+  memory_bytes: int = 512 << 20
+  pids: int = 64
+  cpus: float = 1.0
+  tmpfs_bytes: int = 64 << 20
+  tmpfs_inodes: int = 4096
+  nofile: int = 256
+  output_cap: int = 1 << 20
+  output_kill: int = 64 << 20
+  lifetime_s: float = 600.0
+  grace_s: float = 5.0
+  workdir: str = '/task'
+  env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  uid: int = 65534
+
+  def __post_init__(self):
+    for name in ('memory_bytes', 'pids', 'tmpfs_bytes', 'tmpfs_inodes', 'uid'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'SandboxSpec.{name} is {getattr(self, name)}: it must be at least 1'
+        )
+    if self.tmpfs_bytes > self.memory_bytes // 4:
+      raise ValueError(
+        f'SandboxSpec.tmpfs_bytes {self.tmpfs_bytes} is more than a quarter '
+        f'of memory_bytes {self.memory_bytes}: full files would starve the '
+        'next call of memory'
+      )
+
+  def runner_limits(self, rlimits: Mapping[str, int]) -> dict[str, Any]:
+    """What the runner is told at its start."""
+    return {
+      'uid': self.uid,
+      'workdir': self.workdir,
+      'env': {
+        'PATH': '/usr/local/bin:/usr/bin:/bin',
+        'HOME': self.workdir,
+        'LANG': 'C.UTF-8',
+        'LC_ALL': 'C.UTF-8',
+        'TZ': 'UTC',
+        'PYTHONHASHSEED': '0',
+        'PYTHONDONTWRITEBYTECODE': '1',
+        **self.env,
+      },
+      'lifetime_s': self.lifetime_s,
+      'output_kill': self.output_kill,
+      'rlimits': {
+        'RLIMIT_CORE': 0,
+        'RLIMIT_NOFILE': self.nofile,
+        'RLIMIT_FSIZE': self.tmpfs_bytes,
+        **rlimits,
+      },
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A program to run: `argv`, or Python source `code`; exactly one of them.
+
+  Code runs in a fork of the runner's interpreter, as `__main__`, as if given
+  to `python3 -c`, a few times faster. Files stay from call to call;
+  processes do not.
+  """
+
+  argv: Sequence[str] | None = None
+  code: str | None = None
+  stdin: bytes = b''
+  timeout_s: float = 30.0
+
+  def __post_init__(self):
+    if (self.argv is None) == (self.code is None):
+      raise SandboxBug('a Call has either argv or code: give exactly one')
+    if self.argv is not None and (isinstance(self.argv, str) or not self.argv):
+      raise SandboxBug(
+        f'Call.argv is {self.argv!r}: give a non-empty list of words'
+      )
+    if not self.timeout_s > 0:
+      raise SandboxBug(f'Call.timeout_s is {self.timeout_s}: must be above 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class CallResult:
+  """How a call ended.
+
+  Attributes:
+    exit: exit code, or None if it did not exit by itself.
+    stdout, stderr: valid text; bytes that are not UTF-8 become U+FFFD. Where
+      bytes were left out, a line says how many.
+    truncated: bytes left out of stdout and of stderr.
+    duration_s: by the host's clock.
+    reaped: processes that the call left behind, and which were killed.
+    alive: False if the call took the sandbox with it.
+  """
+
+  status: CallStatus
+  exit: int | None = None
+  signal: int | None = None
+  stdout: str = ''
+  stderr: str = ''
+  truncated: tuple[int, int] = (0, 0)
+  duration_s: float = 0.0
+  reaped: int = 0
+  alive: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetched:
+  """Files out of a sandbox; `refused` says why of each that is not there."""
+
+  files: Mapping[str, bytes]
+  refused: Mapping[str, str]
+
+
+class Sandbox(Protocol):
+  """A place where the policy's code runs; used by one episode, then closed.
+
+  Methods may be called from any thread, and one at a time runs. All but
+  `close` raise `InfraError` where the infrastructure failed, after which the
+  sandbox is of no use any more.
+  """
+
+  spec: SandboxSpec
+  facts: Mapping[str, Any]
+
+  def call(self, call: Call) -> CallResult:
+    """Runs a program, and kills what it leaves behind."""
+
+  def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
+    """Writes files, paths relative to workdir, with the policy's own rights.
+
+    The status is OK, or DISK or NONZERO with the reason in `stderr`.
+    """
+
+  def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
+    """Reads regular files; no link is followed; `max_bytes` in all."""
+
+  def close(self) -> None:
+    """Ends every process. Idempotent, bounded, never raises."""
+
+  def __enter__(self) -> Sandbox: ...
+
+  def __exit__(self, *exc) -> None: ...
+
+
+def classify(facts: Mapping[str, Any]) -> tuple[CallStatus, int | None, int]:
+  """(status, exit code, signal or 0) from what the runner counted.
+
+  Evidence are the runner's and the kernel's counters alone, never text. A
+  limit explains a bad end; a call that ended well is OK whatever it met.
+  """
+  wait = facts['wait']
+  code = os.WEXITSTATUS(wait) if os.WIFEXITED(wait) else None
+  number = os.WTERMSIG(wait) if os.WIFSIGNALED(wait) else 0
+  if facts['end'] == 'output':
+    return CallStatus.OUTPUT_CAP, None, number
+  if facts['end'] == 'exit' and code == 0:
+    return CallStatus.OK, 0, 0
+  if facts['oom'] > 0:
+    return CallStatus.OOM, code, number
+  if facts['pids'] > 0:
+    return CallStatus.PIDS, code, number
+  if facts['end'] == 'timeout':
+    return CallStatus.TIMEOUT, None, number
+  if facts['disk_full'] or number == signal.SIGXFSZ:
+    return CallStatus.DISK, code, number
+  if number:
+    return CallStatus.SIGNAL, None, number
+  return CallStatus.NONZERO, code, 0
+
+
+def as_text(head: bytes, tail: bytes, dropped: int) -> str:
+  """Two ends of a stream as valid text, a line between them if bytes lack.
+
+  A character that the cut went through is dropped, not mangled.
+  """
+  if not dropped:
+    return (head + tail).decode('utf-8', 'replace')
+  for back in range(1, min(4, len(head)) + 1):
+    if head[-back] >= 0xC0:  # the last character starts here: is it whole?
+      width = 2 + (head[-back] >= 0xE0) + (head[-back] >= 0xF0)
+      head = head[:-back] if width > back else head
+      break
+  skip = 0
+  while skip < min(3, len(tail)) and 0x80 <= tail[skip] < 0xC0:
+    skip += 1
+  return (
+    head.decode('utf-8', 'replace')
+    + f'\n[... {dropped} bytes left out ...]\n'
+    + tail[skip:].decode('utf-8', 'replace')
+  )
