@@ -98,9 +98,7 @@ def attend(
   B, T, H, Q = q_BTHQ.shape
   K = k_BSKQ.shape[2]
   scale = config.query_scale
-  q = q_BTHQ * jnp.asarray(
-    Q**-0.5 if scale is None else scale, q_BTHQ.dtype
-  )
+  q = q_BTHQ * jnp.asarray(Q**-0.5 if scale is None else scale, q_BTHQ.dtype)
   q = q.reshape(B, T, K, H // K, Q)
   scores = jnp.einsum(
     'btkgq,bskq->bkgts',
@@ -222,7 +220,7 @@ class Block(nnx.Module):
     return x + h, back
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _graph(config: ModelConfig):
   """The structure of a block, split from its parameters."""
   block = nnx.eval_shape(lambda: Block(config, nnx.Rngs(0)))
@@ -241,9 +239,7 @@ def init(key: jax.Array, config: ModelConfig, dtype=jnp.float32) -> Params:
   keys = jax.random.split(key, len(config.layers) + 2)
 
   def block(key):
-    return nnx.to_pure_dict(
-      nnx.split(Block(config, nnx.Rngs(key), dtype))[1]
-    )
+    return nnx.to_pure_dict(nnx.split(Block(config, nnx.Rngs(key), dtype))[1])
 
   stacks = []
   for (pattern, count), stack_key in zip(config.layers, keys[2:], strict=True):
@@ -254,7 +250,9 @@ def init(key: jax.Array, config: ModelConfig, dtype=jnp.float32) -> Params:
   V, D = config.padded_vocab, config.width
   fill = jnp.zeros if config.norm_offset else jnp.ones
   params = {
-    'embed': {'table': (jax.random.normal(keys[0], (V, D)) * 0.02).astype(dtype)},
+    'embed': {
+      'table': (jax.random.normal(keys[0], (V, D)) * 0.02).astype(dtype)
+    },
     'stacks': stacks,
     'final_norm': {'scale': fill((D,), dtype)},
   }

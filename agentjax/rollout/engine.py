@@ -1,0 +1,654 @@
+"""Slots and caches: generation that pauses, and resumes for what was observed.
+
+Floor 2, rollout/. The engine knows tokens only: no text, no environment, no
+reward. It holds S slots over one static-shape KV cache. `extend` runs a
+prompt or an observation through the model (bucketed lengths, one slot a call,
+so that its shape depends on that trajectory alone); `step` runs one jitted
+decode chunk over all slots. A slot's last hidden state stays on the device, so
+a sampled token is in the cache the moment it is sampled, and a resumed slot
+processes the observation's tokens and nothing else (design promise 3).
+
+All decisions of a chunk are one fixed-shape `Plan`, which a leader could
+broadcast. Stops, budgets and sampling parameters are data, never shapes: an
+engine has len(buckets) + 4 programs, compiled by `compile` before step 1.
+
+Letters: S slots, C chunk, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agentjax.model import mesh as meshes
+from agentjax.model import transformer
+from agentjax.model.config import ModelConfig
+from agentjax.rollout.sampling import Sampling, sample, uniform
+from agentjax.text.stop import StopAutomaton
+from agentjax.types import Segment, Source, Stop
+
+
+class StaleKV(enum.Enum):
+  """What to do with a KV state that older weights made."""
+
+  REFUSE = 'refuse'
+  KEEP = 'keep'  # go on with it; versions are recorded per token
+  RECOMPUTE = 'recompute'
+
+
+class Plan(NamedTuple):
+  """All decisions of one decode chunk; arrays over slots, and a step count."""
+
+  steps: np.ndarray  # int32[]: iterations at most, at most the chunk size
+  live_S: np.ndarray  # bool
+  length_S: np.ndarray  # int32: tokens in the cache, also the RNG position
+  budget_S: np.ndarray  # int32: tokens that may still be sampled, >= 1
+  stop_state_S: np.ndarray  # int32: of the stop automaton
+  key_S2: np.ndarray  # uint32
+  temperature_S: np.ndarray  # float32
+  top_k_S: np.ndarray  # int32
+  top_p_S: np.ndarray  # float32
+  min_p_S: np.ndarray  # float32
+
+
+class Chunk(NamedTuple):
+  """What a decode chunk made."""
+
+  tokens_SC: jax.Array
+  logprobs_SC: jax.Array
+  logprobs_full_SC: jax.Array
+  log_kept_mass_SC: jax.Array
+  count_S: jax.Array  # int32: tokens sampled
+  stop_S: jax.Array  # int32: _GOES_ON, _STRING, _ID or _BUDGET
+  stop_state_S: jax.Array
+
+
+_GOES_ON, _STRING, _ID, _BUDGET = range(4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+  """A point in a slot's row that other slots can fork from.
+
+  Valid until the slot is given to another content; `fork` checks it.
+  """
+
+  slot: int
+  generation: int
+  tokens: np.ndarray
+  hidden_D: jax.Array
+  version: int
+
+
+@dataclasses.dataclass
+class Stats:
+  """Counts since the engine was made. Seconds are of the device thread."""
+
+  tokens_sampled: int = 0
+  tokens_prefilled: int = 0
+  tokens_recomputed: int = 0  # by StaleKV.RECOMPUTE, not in tokens_prefilled
+  decode_seconds: float = 0.0
+  prefill_seconds: float = 0.0
+  live_steps: int = 0  # slot-steps that sampled a token
+  slot_steps: int = 0  # slot-steps that ran
+
+
+@dataclasses.dataclass
+class _Turn:
+  """A turn under way."""
+
+  key: np.ndarray
+  sampling: Sampling
+  budget: int
+  limit: Stop  # which limit the budget stands for
+  stop_state: int
+  parts: list[tuple] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class _Slot:
+  free: bool = True
+  leftover: bool = True  # the row is of whoever held the slot before
+  generation: int = 0
+  length: int = 0
+  version: int = -1  # of the weights that made the KV state
+  tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
+  turn: _Turn | None = None
+
+
+class Engine:
+  """A policy that samples, on one mesh.
+
+  Args:
+    config: the model's. stops: automaton over its token ids.
+    slots: S, trajectories that hold a KV state at once.
+    context: positions of a slot; a trajectory never exceeds it.
+    chunk: C, tokens that a slot may sample in one `step`.
+    buckets: lengths in which `extend` runs tokens, ascending.
+    dtype, cache_dtype: of compute and parameters, and of the KV cache.
+    stale_kv: what happens to a KV state when the weights change.
+    mesh: None for the default device.
+  """
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    stops: StopAutomaton,
+    *,
+    slots: int,
+    context: int,
+    chunk: int = 16,
+    buckets: Sequence[int] = (16, 64, 256),
+    dtype: str = 'float32',
+    cache_dtype: str | None = None,
+    stale_kv: StaleKV = StaleKV.REFUSE,
+    mesh: Mesh | None = None,
+  ):
+    if slots < 1 or chunk < 1 or context < 2:
+      raise ValueError(
+        f'slots {slots}, chunk {chunk}, context {context}: at least 1, 1 and 2'
+      )
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
+      raise ValueError(f'buckets {buckets}: give ascending positive lengths')
+    if config.context < context:
+      raise ValueError(
+        f'context {context} exceeds the {config.context} positions that the '
+        'model was made for: lower engine context'
+      )
+    self.config, self.context, self.chunk = config, context, chunk
+    self.buckets = tuple(buckets)
+    self.stale_kv = StaleKV(stale_kv)
+    self.stats = Stats()
+    self.version = -1
+    self._stops, self._mesh = stops, mesh
+    self._slots = [_Slot() for _ in range(slots)]
+    self._layout = None
+    self._dtype = jnp.dtype(dtype)
+    self._cache_dtype = jnp.dtype(cache_dtype or dtype)
+    self._hidden = self._put(
+      jnp.zeros((slots, config.width), self._dtype), ('slots', 'none')
+    )
+    self._cache = [
+      {
+        k: self._put(v, ('slots', 'none', 'kv_heads', 'none'))
+        for k, v in kv.items()
+      }
+      for kv in transformer.init_cache(
+        config, slots, context, self._cache_dtype
+      )
+    ]
+    table = np.zeros(
+      (stops.table.shape[0], config.padded_vocab), stops.table.dtype
+    )
+    columns = min(config.padded_vocab, stops.table.shape[1])
+    table[:, :columns] = stops.table[:, :columns]
+    self._table = self._put(jnp.asarray(table), ('none', 'none'))
+    self._jit()
+
+  # ---- programs -----------------------------------------------------------
+
+  def _sharding(self, shape, axes):
+    if self._mesh is None:
+      return None
+    return NamedSharding(self._mesh, meshes.spec(axes, self._mesh, shape))
+
+  def _put(self, x, axes):
+    sharding = self._sharding(x.shape, axes)
+    return x if sharding is None else jax.device_put(x, sharding)
+
+  def _jit(self):
+    """Makes the jitted programs; the state's shardings are pinned."""
+    options = {}
+    layout_options = {}
+    if self._mesh is not None:
+      everywhere = NamedSharding(self._mesh, PartitionSpec())
+      state = jax.tree.map(lambda x: x.sharding, (self._hidden, self._cache))
+      options['out_shardings'] = state
+      chunk_options = {'out_shardings': (*state, everywhere)}
+      layout_options['out_shardings'] = self._layout_shardings()
+    else:
+      chunk_options = {}
+    kw = {'config': self.config, 'dtype': self._dtype}
+    self._run_layout = jax.jit(
+      functools.partial(
+        transformer.decode_layout, config=self.config, dtype=self._dtype
+      ),
+      **layout_options,
+    )
+    self._run_extend = jax.jit(
+      functools.partial(_extend, **kw), donate_argnums=(1, 2), **options
+    )
+    self._run_chunk = jax.jit(
+      functools.partial(_chunk, capacity=self.chunk, stops=self._stops, **kw),
+      donate_argnums=(2, 3),
+      **chunk_options,
+    )
+    self._run_fork = jax.jit(_fork, donate_argnums=(0, 1), **options)
+    self._run_take = jax.jit(lambda hidden, slot: hidden[slot])
+
+  def _layout_shardings(self):
+    """Layers one by one, split over the tensor axis alone: no fsdp gathers."""
+    config, mesh = self.config, self._mesh
+    shapes = jax.eval_shape(
+      lambda: transformer.decode_layout(
+        transformer.init(jax.random.key(0), config), config, self._dtype
+      )
+    )
+    block = meshes.block_axes(config)
+    axes = {
+      'embed': ('vocab', 'width'),
+      'layers': [block] * config.n_layers,
+      'final_norm': ('width',),
+      'head': ('width', 'vocab'),
+    }
+
+    def local(axes, shape):
+      axes = ['none' if a == 'width' else a for a in axes]
+      return NamedSharding(mesh, meshes.spec(axes, mesh, shape.shape))
+
+    return jax.tree.map(
+      local, axes, shapes, is_leaf=lambda x: isinstance(x, tuple)
+    )
+
+  def compile(self) -> tuple[int, float]:
+    """Runs every program once; returns their number and the seconds taken.
+
+    After this, no call compiles anything (a test counts). Needs `load`.
+    """
+    start = time.monotonic()
+    self._need_weights()
+    self.stats, stats = Stats(), self.stats
+    for bucket in self.buckets:
+      self._extend_piece(0, np.zeros(bucket, np.int32), 0, 0)
+    idle = self._plan()._replace(steps=np.int32(0))
+    self._hidden, self._cache, chunk = self._run_chunk(
+      self._layout, self._table, self._hidden, self._cache, idle
+    )
+    hidden_D = self._run_take(self._hidden, np.int32(0))
+    self._fork_row(np.int32(0), np.int32(0), hidden_D)
+    jax.block_until_ready((self._hidden, chunk))
+    self.stats = stats
+    return len(self.buckets) + 4, time.monotonic() - start
+
+  # ---- weights ------------------------------------------------------------
+
+  def load(self, params: transformer.Params, version: int) -> None:
+    """Takes the weights of `version`; slots keep their KV state (`stale_kv`).
+
+    The arrays are laid out for decoding once, here.
+    """
+    self._layout = self._run_layout(params)
+    self.version = int(version)
+
+  def _need_weights(self):
+    if self._layout is None:
+      raise RuntimeError(
+        'the engine has no weights: call load(params, version)'
+      )
+
+  # ---- slots --------------------------------------------------------------
+
+  @property
+  def n_slots(self) -> int:
+    return len(self._slots)
+
+  @property
+  def n_decoding(self) -> int:
+    """Slots with a turn under way."""
+    return sum(s.turn is not None for s in self._slots)
+
+  def acquire(self) -> int | None:
+    """A slot to `reset` or to `fork` into, or None if all are held.
+
+    What the slot held before stays until then, so that marks in it live on.
+    """
+    for i, slot in enumerate(self._slots):
+      if slot.free:
+        slot.free, slot.leftover = False, True
+        return i
+    return None
+
+  def release(self, slot: int) -> None:
+    """Gives a slot back; marks in it stay valid until it is used again."""
+    self._slots[slot].free = True
+    self._slots[slot].turn = None
+
+  def length(self, slot: int) -> int:
+    """Tokens in the slot's KV state."""
+    return self._slots[slot].length
+
+  def reset(self, slot: int) -> None:
+    """Empties a slot: marks in it end."""
+    old = self._slots[slot]
+    self._slots[slot] = _Slot(False, False, old.generation + 1)
+
+  def mark(self, slot: int) -> Mark:
+    """Names the slot's present end, so that others can fork from it."""
+    s = self._slots[slot]
+    hidden_D = self._run_take(self._hidden, np.int32(slot))
+    tokens = np.concatenate([np.zeros(0, np.int32), *s.tokens])
+    return Mark(slot, s.generation, tokens, hidden_D, s.version)
+
+  def fork(self, mark: Mark, slot: int) -> Mark:
+    """Gives `slot` the KV state of a mark; returns the same mark in `slot`.
+
+    Raises:
+      ValueError: the marked row holds something else by now.
+    """
+    source = self._slots[mark.slot]
+    n = len(mark.tokens)
+    if (source.generation, source.version) != (mark.generation, mark.version):
+      raise ValueError(
+        f'mark in slot {mark.slot} is no longer there: the slot was given to '
+        'another trajectory or recomputed; extend with the tokens instead'
+      )
+    self._fork_row(np.int32(mark.slot), np.int32(slot), mark.hidden_D)
+    generation = self._slots[slot].generation + (slot != mark.slot)
+    self._slots[slot] = _Slot(
+      False, False, generation, n, mark.version, [mark.tokens]
+    )
+    return dataclasses.replace(mark, slot=slot, generation=generation)
+
+  def _held(self, slot: int) -> _Slot:
+    s = self._slots[slot]
+    if s.free or s.leftover:
+      raise ValueError(
+        f'slot {slot} is not in use: acquire, then reset or fork'
+      )
+    return s
+
+  def _fork_row(self, source, target, hidden_D):
+    self._hidden, self._cache = self._run_fork(
+      self._hidden, self._cache, source, target, hidden_D
+    )
+
+  # ---- prefill ------------------------------------------------------------
+
+  def extend(self, slot: int, tokens: np.ndarray) -> None:
+    """Runs a prompt's or an observation's tokens on top of the slot.
+
+    Raises:
+      ValueError: they do not fit the context, or (StaleKV.REFUSE) the slot's
+        KV state is of other weights.
+    """
+    self._need_weights()
+    s = self._held(slot)
+    tokens = np.asarray(tokens, np.int32)
+    if s.length + len(tokens) > self.context:
+      raise ValueError(
+        f'{len(tokens)} tokens on top of {s.length} exceed the context of '
+        f'{self.context}: cut the observation or raise engine context'
+      )
+    self._refresh(slot)
+    self._run_tokens(slot, tokens, s.length)
+    s.tokens.append(tokens)
+    s.length += len(tokens)
+    self.stats.tokens_prefilled += len(tokens)
+
+  def _run_tokens(self, slot: int, tokens: np.ndarray, start: int) -> None:
+    began = time.monotonic()
+    at = 0
+    while at < len(tokens):
+      rest = len(tokens) - at
+      size = next((b for b in self.buckets if b >= rest), self.buckets[-1])
+      count = min(rest, size)
+      piece = np.zeros(size, np.int32)
+      piece[:count] = tokens[at : at + count]
+      self._extend_piece(slot, piece, start + at, count)
+      at += count
+    self.stats.prefill_seconds += time.monotonic() - began
+
+  def _extend_piece(self, slot, piece, start, count):
+    self._hidden, self._cache = self._run_extend(
+      self._layout,
+      self._hidden,
+      self._cache,
+      np.int32(slot),
+      piece,
+      np.int32(start),
+      np.int32(count),
+    )
+
+  def _refresh(self, slot: int) -> None:
+    """Applies `stale_kv` where the slot's KV state is of other weights."""
+    s = self._slots[slot]
+    if s.length and s.version != self.version:
+      if self.stale_kv is StaleKV.REFUSE:
+        raise ValueError(
+          f'slot {slot} holds {s.length} tokens of version {s.version}, the '
+          f'weights are of version {self.version}: set stale_kv to keep or '
+          'recompute'
+        )
+      if self.stale_kv is StaleKV.KEEP:
+        return
+      past = np.concatenate(s.tokens)
+      self._run_tokens(slot, past, 0)
+      self.stats.tokens_recomputed += len(past)
+    s.version = self.version
+
+  # ---- decoding -----------------------------------------------------------
+
+  def start(
+    self,
+    slot: int,
+    key: np.ndarray,
+    sampling: Sampling,
+    *,
+    turn_budget: int,
+    trajectory_budget: int,
+  ) -> None:
+    """Begins a turn in a slot; `step` then samples it.
+
+    Args:
+      key: uint32[2], see `sampling.trajectory_key`.
+      turn_budget, trajectory_budget: MODEL tokens that this turn, and the
+        trajectory from here on, may still sample.
+
+    Raises:
+      ValueError: the slot is empty, busy, or no token may be sampled.
+    """
+    s = self._held(slot)
+    limits = (
+      (trajectory_budget, Stop.TRAJECTORY_BUDGET),
+      (turn_budget, Stop.TURN_BUDGET),
+      (self.context - s.length, Stop.CONTEXT),
+    )
+    budget, limit = min(limits, key=lambda pair: pair[0])
+    if s.turn is not None or s.length == 0 or budget < 1:
+      raise ValueError(
+        f'slot {slot} cannot start a turn: {s.length} tokens in it, '
+        f'{"a turn under way" if s.turn else "no turn under way"}, '
+        f'{budget} tokens left by {limit.name}'
+      )
+    self._refresh(slot)
+    s.turn = _Turn(
+      np.asarray(key, np.uint32), sampling, budget, limit, self._stops.start
+    )
+
+  def step(self, steps: int | None = None) -> list[tuple[int, Segment]]:
+    """One decode chunk over all slots with a turn under way.
+
+    Args:
+      steps: tokens a slot at most; None is the chunk size, which it may not
+        exceed. It changes no trajectory.
+
+    Returns:
+      (slot, MODEL segment) of every turn that ended. Its last token is in the
+      cache: `extend` with the observation goes on.
+    """
+    began = time.monotonic()
+    self._need_weights()
+    plan = self._plan(self.chunk if steps is None else steps)
+    self._hidden, self._cache, chunk = self._run_chunk(
+      self._layout, self._table, self._hidden, self._cache, plan
+    )
+    chunk = jax.device_get(chunk)
+    ended = []
+    for i in np.flatnonzero(plan.live_S):
+      slot, n = self._slots[i], int(chunk.count_S[i])
+      turn = slot.turn
+      turn.parts.append(
+        (
+          *(array[i, :n] for array in chunk[:4]),
+          np.full(n, self.version, np.int32),
+        )
+      )
+      turn.budget -= n
+      turn.stop_state = int(chunk.stop_state_S[i])
+      slot.tokens.append(chunk.tokens_SC[i, :n])
+      slot.length += n
+      if chunk.stop_S[i] != _GOES_ON:
+        ended.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
+    counts = chunk.count_S[plan.live_S]
+    self.stats.tokens_sampled += int(counts.sum())
+    self.stats.live_steps += int(counts.sum())
+    self.stats.slot_steps += int(counts.max(initial=0)) * self.n_slots
+    self.stats.decode_seconds += time.monotonic() - began
+    return ended
+
+  def _finish(self, slot: _Slot, code: int) -> Segment:
+    turn, slot.turn = slot.turn, None
+    stop = {_STRING: Stop.STOP_STRING, _ID: Stop.END_OF_TURN}.get(
+      code, turn.limit
+    )
+    parts = [np.concatenate(column) for column in zip(*turn.parts, strict=True)]
+    return Segment(Source.MODEL, *parts, stop=stop)
+
+  def _plan(self, steps: int = 0) -> Plan:
+    if not 0 <= steps <= self.chunk:
+      raise ValueError(f'steps {steps}: give 0 to the chunk size {self.chunk}')
+    S = self.n_slots
+    plan = Plan(
+      steps=np.int32(steps),
+      live_S=np.zeros(S, bool),
+      length_S=np.zeros(S, np.int32),
+      budget_S=np.ones(S, np.int32),
+      stop_state_S=np.zeros(S, np.int32),
+      key_S2=np.zeros((S, 2), np.uint32),
+      temperature_S=np.ones(S, np.float32),
+      top_k_S=np.zeros(S, np.int32),
+      top_p_S=np.ones(S, np.float32),
+      min_p_S=np.zeros(S, np.float32),
+    )
+    for i, slot in enumerate(self._slots):
+      plan.length_S[i] = slot.length
+      if (turn := slot.turn) is not None:
+        plan.live_S[i] = True
+        plan.budget_S[i] = turn.budget
+        plan.stop_state_S[i] = turn.stop_state
+        plan.key_S2[i] = turn.key
+        plan.temperature_S[i] = turn.sampling.temperature
+        plan.top_k_S[i] = turn.sampling.top_k
+        plan.top_p_S[i] = turn.sampling.top_p
+        plan.min_p_S[i] = turn.sampling.min_p
+    return plan
+
+
+# ---- jitted programs ------------------------------------------------------
+
+
+def _extend(
+  layout, hidden_SD, cache, slot, tokens, start, count, config, dtype
+):
+  """Runs one slot's tokens [T], of which `count` are real, from `start` on."""
+  row = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), cache)
+  out, row = transformer.extend(
+    layout, tokens[None], start[None], count[None], row, config, dtype=dtype
+  )
+  cache = jax.tree.map(
+    lambda x, r: jax.lax.dynamic_update_slice_in_dim(x, r, slot, 0), cache, row
+  )
+  last_D = out[0, jnp.maximum(count - 1, 0)]
+  last_D = jnp.where(count > 0, last_D, hidden_SD[slot])
+  return hidden_SD.at[slot].set(last_D), cache
+
+
+def _fork(hidden_SD, cache, source, target, hidden_D):
+  """Copies a row of the cache and sets the hidden state that goes with it."""
+
+  def copy(x):
+    row = jax.lax.dynamic_slice_in_dim(x, source, 1)
+    return jax.lax.dynamic_update_slice_in_dim(x, row, target, 0)
+
+  return hidden_SD.at[target].set(hidden_D), jax.tree.map(copy, cache)
+
+
+def _chunk(
+  layout, table, hidden_SD, cache, plan, *, capacity, stops, config, dtype
+):
+  """Samples up to plan.steps tokens in every live slot.
+
+  A loop with a traced bound: any chunk size is the same program, and so the
+  same rounding (design promise 5).
+  """
+  S = hidden_SD.shape[0]
+  blank = jnp.zeros((S, capacity))
+  out = Chunk(
+    blank.astype(jnp.int32),
+    blank,
+    blank,
+    blank,
+    jnp.zeros(S, jnp.int32),
+    jnp.where(plan.live_S, _GOES_ON, _BUDGET).astype(jnp.int32),
+    plan.stop_state_S,
+  )
+
+  def goes_on(carry):
+    i, _, _, out = carry
+    return (i < plan.steps) & jnp.any(out.stop_S == _GOES_ON)
+
+  def body(carry):
+    i, hidden_SD, cache, out = carry
+    live_S = out.stop_S == _GOES_ON
+    length_S = plan.length_S + out.count_S
+    drawn = sample(
+      transformer.unembed(layout['head'], hidden_SD, config),
+      uniform(plan.key_S2, length_S),
+      plan.temperature_S,
+      plan.top_k_S,
+      plan.top_p_S,
+      plan.min_p_S,
+    )
+
+    def write(column, value):
+      return column.at[:, i].set(jnp.where(live_S, value, 0))
+
+    count_S = out.count_S + live_S
+    state_S = table[out.stop_state_S, drawn.token].astype(jnp.int32)
+    stop_S = jnp.where(count_S >= plan.budget_S, _BUDGET, _GOES_ON)
+    stop_S = jnp.where(state_S == stops.STRING, _STRING, stop_S)
+    stop_S = jnp.where(state_S == stops.ID, _ID, stop_S)
+    # The sampled token goes into the cache at once, also a turn's last one.
+    new_SD, cache = transformer.extend(
+      layout,
+      drawn.token[:, None],
+      length_S,
+      live_S.astype(jnp.int32),
+      cache,
+      config,
+      dtype=dtype,
+    )
+    out = Chunk(
+      write(out.tokens_SC, drawn.token),
+      write(out.logprobs_SC, drawn.logprob),
+      write(out.logprobs_full_SC, drawn.logprob_full),
+      write(out.log_kept_mass_SC, drawn.log_kept_mass),
+      count_S,
+      jnp.where(live_S, stop_S, out.stop_S),
+      jnp.where(live_S & (stop_S == _GOES_ON), state_S, out.stop_state_S),
+    )
+    hidden_SD = jnp.where(live_S[:, None], new_SD[:, 0], hidden_SD)
+    return i + 1, hidden_SD, cache, out
+
+  init = (jnp.int32(0), hidden_SD, cache, out)
+  _, hidden_SD, cache, out = jax.lax.while_loop(goes_on, body, init)
+  return hidden_SD, cache, out

@@ -1,0 +1,168 @@
+"""The loop of one trajectory, as a generator that owns nothing.
+
+Floor 2, rollout/. `episode` yields what it wants done and is sent the result:
+`Reset` -> an Opening, `Decode` -> a MODEL segment, `Act` -> a Step. It returns
+the trajectory. It knows no engine, no thread and no environment object, and
+holds no state that the trajectory does not: every request carries the
+trajectory so far, and an episode started from that one goes on the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from agentjax.env.base import Opening
+from agentjax.types import (
+  Message,
+  Observation,
+  Segment,
+  Source,
+  Status,
+  Step,
+  Stop,
+  Task,
+  ToolSpec,
+  Trajectory,
+  Turn,
+)
+
+
+class Chat(Protocol):
+  """What an episode needs of a chat; `agentjax.text.chat` has the real one."""
+
+  def render_prompt(
+    self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+  ) -> np.ndarray: ...
+
+  def render_observation(
+    self,
+    observations: Sequence[Observation],
+    closed: bool,
+    budget: int | None = None,
+  ) -> np.ndarray: ...
+
+  def parse_turn(self, tokens: np.ndarray, stop: Stop) -> Turn: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Bounds of a trajectory, in turns and tokens.
+
+  Attributes:
+    turns: MODEL segments. turn_tokens: tokens of one of them.
+    model_tokens: MODEL tokens of the trajectory. context: all its tokens.
+    observation_tokens: of one observation, the template's glue included; only
+      an observation's body is cut to it.
+  """
+
+  turns: int = 4
+  turn_tokens: int = 256
+  model_tokens: int = 1024
+  context: int = 2048
+  observation_tokens: int = 512
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if not isinstance(value, int) or value < 1:
+        raise ValueError(f'limit {field.name} is {value!r}: give at least 1')
+
+
+@dataclasses.dataclass(frozen=True)
+class Reset:
+  """Start the environment with `task`; answered by an Opening."""
+
+  trajectory: Trajectory
+  task: Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Decode:
+  """Sample a turn after the trajectory; answered by a MODEL segment."""
+
+  trajectory: Trajectory
+  turn_budget: int
+  trajectory_budget: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Act:
+  """Step the environment with `turn`; answered by a Step.
+
+  `replayed` turns only bring a new environment to where the trajectory is:
+  what they return is dropped, the recorded observation stays the truth.
+  """
+
+  trajectory: Trajectory
+  turn: Turn
+  replayed: bool = False
+
+
+Request = Reset | Decode | Act
+
+
+def episode(
+  chat: Chat, limits: Limits, trajectory: Trajectory
+) -> Generator[Request, Opening | Segment | Step, Trajectory]:
+  """One trajectory from its task, or from a prefix of itself, to its end."""
+  opening = yield Reset(trajectory, trajectory.task)
+  if not trajectory.segments:
+    prompt = chat.render_prompt(opening.messages, opening.tools)
+    trajectory = trajectory.append(Segment(Source.PROMPT, prompt))
+  for segment in trajectory.turns[: len(trajectory.turn_rewards)]:
+    turn = chat.parse_turn(segment.tokens, segment.stop)
+    yield Act(trajectory, turn, replayed=True)
+
+  while trajectory.status is Status.RUNNING:
+    segment = trajectory.segments[-1]
+    if segment.source is not Source.MODEL:
+      request = _decode(trajectory, limits)
+      if isinstance(request, Status):
+        return trajectory.append(status=request)
+      segment = yield request
+      trajectory = trajectory.append(segment)
+    if segment.stop.is_limit or segment.stop is Stop.CANCELLED:
+      cancelled = segment.stop is Stop.CANCELLED
+      status = Status.ABORTED if cancelled else Status.TOKEN_LIMIT
+      return trajectory.append(status=status)
+    turn = chat.parse_turn(segment.tokens, segment.stop)
+    step = yield Act(trajectory, turn)
+    trajectory = _observe(chat, limits, trajectory, segment, step)
+  return trajectory
+
+
+def _decode(trajectory: Trajectory, limits: Limits) -> Decode | Status:
+  """The next turn, or the status of a trajectory that has no room for one."""
+  room = min(
+    limits.model_tokens - trajectory.model_tokens,
+    limits.context - len(trajectory),
+  )
+  if room < 1:
+    no_turn = not trajectory.turns
+    return Status.PROMPT_TOO_LONG if no_turn else Status.TOKEN_LIMIT
+  return Decode(trajectory, limits.turn_tokens, room)
+
+
+def _observe(
+  chat: Chat, limits: Limits, before: Trajectory, segment: Segment, step: Step
+) -> Trajectory:
+  """The trajectory after the environment's answer; both or nothing of it."""
+  answered = {
+    'turn_rewards': (*before.turn_rewards, float(step.reward)),
+    'state_keys': (*before.state_keys, step.state_key),
+  }
+  if step.status is not None:
+    return before.append(status=step.status, **answered)
+  if len(before.turns) >= limits.turns:
+    return before.append(status=Status.TURN_LIMIT, **answered)
+  closed = segment.stop is Stop.END_OF_TURN
+  tokens = chat.render_observation(
+    step.observations, closed, limits.observation_tokens
+  )
+  if len(before) + len(tokens) >= limits.context:
+    return before.append(status=Status.TOKEN_LIMIT, **answered)
+  return before.append(Segment(Source.OBSERVATION, tokens), **answered)

@@ -1,0 +1,150 @@
+"""The sampler against plain numpy, and its keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentjax.rollout.sampling import (
+  Sampling,
+  _inverse_cdf,
+  sample,
+  trajectory_key,
+  uniform,
+)
+
+
+def plain(z, u, temperature, top_k, top_p, min_p):
+  """One slot in float64: the kept set and the log-probs, step by step."""
+  if temperature == 0:
+    p = np.exp(z - z.max())
+    p /= p.sum()
+    token = int(np.argmax(z))
+    return {token}, np.log(p), np.where(np.arange(len(z)) == token, 0, -np.inf)
+  z = z / temperature
+  p = np.exp(z - z.max())
+  p /= p.sum()
+  keep = np.ones(len(z), bool)
+  if top_k:
+    keep &= z >= np.sort(z)[-min(top_k, len(z))]
+  if top_p < 1:
+    order = np.argsort(-z)
+    q = np.where(keep, p, 0) / p[keep].sum()
+    before = np.cumsum(q[order]) - q[order]
+    keep &= np.isin(np.arange(len(z)), order[before < top_p])
+  if min_p:
+    keep &= p >= min_p * p.max()
+  with np.errstate(divide='ignore'):
+    return (
+      set(np.flatnonzero(keep)),
+      np.log(p),
+      np.log(np.where(keep, p, 0) / p[keep].sum()),
+    )
+
+
+CASES = [
+  (1.0, 0, 1.0, 0.0),
+  (0.7, 0, 1.0, 0.0),
+  (1.0, 5, 1.0, 0.0),
+  (1.0, 0, 0.8, 0.0),
+  (0.6, 20, 0.95, 0.0),
+  (1.0, 0, 1e-6, 0.0),
+  (1.3, 0, 1.0, 0.2),
+  (0.0, 0, 1.0, 0.0),
+  (0.0, 3, 0.5, 0.0),
+]
+
+
+def test_log_probs_are_of_the_distribution_sampled_from():
+  rng = np.random.default_rng(0)
+  n, V = len(CASES), 37
+  z = rng.normal(size=(n, V)).astype(np.float32) * 3
+  columns = [np.array(c) for c in zip(*CASES, strict=True)]
+  run = jax.jit(sample)
+  for _ in range(50):
+    u = rng.random(n).astype(np.float32)
+    out = jax.device_get(
+      run(z, u, columns[0], columns[1].astype(np.int32), *columns[2:])
+    )
+    for i, case in enumerate(CASES):
+      keep, full, behaviour = plain(z[i].astype(np.float64), u[i], *case)
+      token = int(out.token[i])
+      assert token in keep, case
+      np.testing.assert_allclose(out.logprob_full[i], full[token], atol=1e-5)
+      np.testing.assert_allclose(out.logprob[i], behaviour[token], atol=1e-5)
+      np.testing.assert_allclose(
+        out.logprob_full[i] - out.logprob[i], out.log_kept_mass[i], atol=1e-6
+      )
+
+
+def test_a_neighbour_that_truncates_changes_no_bit():
+  z = np.random.default_rng(1).normal(size=(2, 50)).astype(np.float32)
+  u = np.array([0.3, 0.6], np.float32)
+  ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
+  none = np.zeros(2, np.int32)
+  run = jax.jit(sample)
+  a = jax.device_get(run(z, u, ones, none, ones, zeros))
+  b = jax.device_get(run(z, u, ones, np.array([0, 3], np.int32), ones, zeros))
+  for x, y in zip(a, b, strict=True):
+    assert x[0] == y[0]
+
+
+def test_frequencies_follow_the_distribution():
+  z = jnp.log(jnp.array([0.5, 0.3, 0.0, 0.2]))
+  z = jnp.broadcast_to(jnp.maximum(z, -1e30), (4000, 4))
+  u = jax.random.uniform(jax.random.key(0), (4000,))
+  ones = jnp.ones(4000)
+  out = sample(z, u, ones, jnp.zeros(4000, int), ones, ones * 0)
+  share = np.bincount(out.token, minlength=4) / 4000
+  assert share[2] == 0
+  np.testing.assert_allclose(share, [0.5, 0.3, 0.0, 0.2], atol=0.03)
+
+
+@pytest.mark.parametrize('V', [1, 2, 5, 16, 97])
+def test_the_inverse_cdf_is_exact_and_never_picks_no_mass(V):
+  rng = np.random.default_rng(V)
+  mass = rng.random((200, V)) * (rng.random((200, V)) < 0.4)
+  mass[:, rng.integers(V)] += 0.1
+  mass = mass.astype(np.float32)
+  u = rng.random(200).astype(np.float32)
+  u[:2] = 0.0, np.nextafter(np.float32(1), np.float32(0))
+  token = np.asarray(_inverse_cdf(mass, u))
+  upto = np.cumsum(mass.astype(np.float64), 1)
+  at = np.arange(200)
+  assert (mass[at, token] > 0).all()
+  low = upto[at, token] - mass[at, token]
+  target = u * upto[:, -1]
+  assert (low - 1e-5 <= target).all() and (
+    target <= upto[at, token] + 1e-5
+  ).all()
+
+
+def test_keys_differ_in_every_part_and_repeat():
+  names = [
+    (s, d, t, k, b)
+    for s in (0, 1)
+    for d in (0, 1)
+    for t in ('a', 'b')
+    for k in (0, 1)
+    for b in (0, 1)
+  ]
+  keys = np.stack([trajectory_key(*n) for n in names])
+  assert len({tuple(k) for k in keys}) == len(names)
+  np.testing.assert_array_equal(keys[5], trajectory_key(*names[5]))
+  u = uniform(jnp.asarray(keys), jnp.arange(len(keys)) % 3)
+  assert len(set(np.asarray(u).tolist())) == len(keys)
+  other = uniform(jnp.asarray(keys), jnp.arange(len(keys)) % 3 + 1)
+  assert not np.any(np.asarray(u) == np.asarray(other))
+
+
+def test_bad_values_are_refused():
+  for bad in (
+    {'temperature': -1.0},
+    {'temperature': float('nan')},
+    {'top_k': -1},
+    {'top_p': 0.0},
+    {'top_p': 1.5},
+    {'min_p': 2.0},
+  ):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+      Sampling(**bad)
