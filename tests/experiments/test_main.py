@@ -1,0 +1,245 @@
+"""The command line: what it takes, and how it refuses the rest."""
+
+import pathlib
+import subprocess
+import sys
+
+import ml_collections
+import pytest
+
+from experiments import main as command
+from experiments import overrides
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+CONFIG = """
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config(variant='plain'):
+  return ConfigDict({
+    'seed': 0,
+    'variant': variant,
+    'optimizer': {
+      'rate': 1e-3,
+      'steps': 10,
+      'name': 'adam',
+      'clip': None,
+      'limit': config_dict.placeholder(int),
+      'nesterov': False,
+      'betas': (0.9, 0.95),
+      'sizes': (1, 2),
+      'freeze': ('embed',),
+      'empty': (),
+    },
+    'model': {'width': 64},
+  })
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path):
+  path = tmp_path / 'config.py'
+  path.write_text(CONFIG)
+  return path
+
+
+@pytest.fixture
+def parse(config_file):
+  def call(*arguments):
+    return command.parse(
+      [
+        'main',
+        f'--config={config_file}',
+        '--workdir=runs/x',
+        *arguments,
+      ]
+    )
+
+  return call
+
+
+def test_config_and_workdir(parse):
+  config, workdir = parse()
+  assert workdir == 'runs/x'
+  assert isinstance(config, ml_collections.FrozenConfigDict)
+  assert config.optimizer.rate == 1e-3 and config.variant == 'plain'
+  with pytest.raises(AttributeError):
+    config.seed = 3
+
+
+def test_argument_of_the_config_file(config_file):
+  config, _ = command.parse(
+    ['main', '--config', f'{config_file}:other', '--workdir', 'w']
+  )
+  assert config.variant == 'other'
+
+
+@pytest.mark.parametrize(
+  ('argument', 'path', 'value'),
+  [
+    ('seed=7', 'seed', 7),
+    ('seed=-7', 'seed', -7),
+    ('optimizer.rate=1', 'optimizer.rate', 1.0),
+    ('optimizer.rate=2e-4', 'optimizer.rate', 2e-4),
+    ('optimizer.name=a=b', 'optimizer.name', 'a=b'),
+    ('optimizer.name=', 'optimizer.name', ''),
+    ('optimizer.name=3', 'optimizer.name', '3'),
+    ('optimizer.nesterov=true', 'optimizer.nesterov', True),
+    ('optimizer.nesterov=False', 'optimizer.nesterov', False),
+    ('optimizer.betas=(0, 0.5)', 'optimizer.betas', (0.0, 0.5)),
+    ('optimizer.betas=()', 'optimizer.betas', ()),
+    ('optimizer.sizes=[3, 4, 5]', 'optimizer.sizes', (3, 4, 5)),
+    ('optimizer.freeze=("a", "b")', 'optimizer.freeze', ('a', 'b')),
+    ('optimizer.empty=(1, "a")', 'optimizer.empty', (1, 'a')),
+    ('optimizer.clip=0.5', 'optimizer.clip', 0.5),
+    ('optimizer.clip=None', 'optimizer.clip', None),
+    ('optimizer.clip=norm', 'optimizer.clip', 'norm'),
+    ('optimizer.limit=3', 'optimizer.limit', 3),
+    ('optimizer.limit=None', 'optimizer.limit', None),
+  ],
+)
+def test_overrides_have_the_type_of_what_they_replace(
+  parse, argument, path, value
+):
+  config, _ = parse(f'--config.{argument}')
+  for name in path.split('.'):
+    config = config[name]
+  assert config == value and type(config) is type(value)
+
+
+def test_the_last_of_two_overrides_stands(parse):
+  assert parse('--config.seed=1', '--config.seed=2')[0].seed == 2
+
+
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    # Unknown sections, and sections that are none.
+    (
+      'optimiser.rate=1',
+      'there is no key optimiser: did you mean --config.optimizer.rate?',
+    ),
+    (
+      'optimizr.rat=1',
+      'there is no key optimizr: did you mean --config.optimizer.rate?',
+    ),
+    ('qqq.zzz=1', 'there is no key qqq: there are model, optimizer, seed'),
+    (
+      'optimizer.name.x=1',
+      "optimizer.name is a value ('adam'), not a section: write "
+      '--config.optimizer.name=value',
+    ),
+    ('optimizer=1', 'optimizer is a section: override its keys (--config.opt'),
+    ('model={"width": 3}', 'override its keys (--config.model.width)'),
+    # Unknown leaves.
+    ('sed=1', 'there is no key sed: did you mean --config.seed?'),
+    (
+      'optimizer.rates=1',
+      'no key optimizer.rates: did you mean --config.optimizer.rate?',
+    ),
+    ('width=3', 'no key width: did you mean --config.model.width?'),
+    ('model.zzz=3', 'no key model.zzz: there is model.width'),
+    ('=3', 'there is no key '),
+    # Wrong types.
+    ('seed=abc', "'abc' is not an int"),
+    ('seed=1.5', "'1.5' is not an int"),
+    ('seed=1e3', "'1e3' is not an int"),
+    ('seed=', "'' is not an int"),
+    ('seed=true', "'true' is not an int"),
+    ('seed=None', "'None' is not an int"),
+    ('optimizer.rate=fast', "'fast' is not a float"),
+    ('optimizer.rate=None', "'None' is not a float"),
+    ('optimizer.name=None', 'the value is text and cannot be None'),
+    ('optimizer.nesterov=1', "'1' is not a bool: write true or false"),
+    ('optimizer.limit=x', "'x' is not an int"),
+    # Tuples.
+    ('optimizer.sizes=3', "'3' is not a tuple: write it as Python does"),
+    ('optimizer.sizes=3,a', "'3,a' is not a tuple"),
+    (
+      'optimizer.sizes=(3, "a")',
+      "'a' is not an int, as the elements of (1, 2)",
+    ),
+    ('optimizer.sizes=(3.5,)', '3.5 is not an int, as the elements'),
+    ('optimizer.sizes=(True,)', 'True is not an int, as the elements'),
+    ('optimizer.betas=(None,)', 'None is not a float, as the elements'),
+    ('optimizer.freeze=a,b', "'a,b' is not a tuple"),
+  ],
+)
+def test_wrong_overrides_are_refused_with_a_remedy(parse, argument, message):
+  with pytest.raises(overrides.UsageError) as error:
+    parse(f'--config.{argument}')
+  assert message in str(error.value)
+  assert str(error.value).startswith(f'--config.{argument}: ')
+
+
+def test_all_that_is_wrong_is_said_at_once(parse):
+  with pytest.raises(overrides.UsageError) as error:
+    parse('--config.sed=1', '--config.seed=3', '--config.model.width=x')
+  assert [x.split(':')[0] for x in str(error.value).splitlines()] == [
+    '--config.sed=1',
+    '--config.model.width=x',
+  ]
+
+
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    ('--config.seed', '--config.seed: write --config.seed=value'),
+    ('--noconfig.optimizer.nesterov', '--config.optimizer.nesterov=value'),
+    ('--confg.seed=3', "Unknown command line flag 'confg.seed'"),
+    ('--seed=3', "Unknown command line flag 'seed'"),
+    ('stray', "'stray' is not a flag"),
+  ],
+)
+def test_other_arguments_are_refused(parse, argument, message):
+  with pytest.raises(overrides.UsageError) as error:
+    parse(argument)
+  assert message in str(error.value)
+
+
+def test_what_is_missing_is_named(config_file, tmp_path):
+  for arguments, message in (
+    (['--workdir=w'], '--config is missing: as in --config=configs/'),
+    ([f'--config={config_file}'], '--workdir is missing: as in --workdir='),
+    ([f'--config={config_file}', '--workdir='], '--workdir is missing'),
+    (
+      [f'--config={tmp_path}/no.py', '--workdir=w'],
+      f'--config={tmp_path}/no.py: there is no such file',
+    ),
+  ):
+    with pytest.raises(overrides.UsageError) as error:
+      command.parse(['main', *arguments])
+    assert message in str(error.value)
+  (tmp_path / 'dict.py').write_text('def get_config():\n  return {}\n')
+  with pytest.raises(overrides.UsageError, match='returns a dict, not an ml_'):
+    command.parse(['main', f'--config={tmp_path}/dict.py', '--workdir=w'])
+
+
+def test_a_wrong_command_line_exits_with_2_and_no_traceback(config_file):
+  done = subprocess.run(
+    [
+      sys.executable,
+      '-c',
+      'import sys; from experiments import main; code = main.main(sys.argv); '
+      'print("jax" in sys.modules); sys.exit(code)',
+      f'--config={config_file}',
+      '--workdir=w',
+      '--config.sed=1',
+    ],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == 2
+  assert done.stderr == (
+    '--config.sed=1: there is no key sed: did you mean --config.seed?\n'
+    '(--help tells how this is called)\n'
+  )
+  assert done.stdout == 'False\n'  # and nothing slow was imported
+
+
+def test_help(capsys):
+  assert command.main(['main', '--help']) == 0
+  assert '--config.section.key=value' in capsys.readouterr().out
