@@ -1,0 +1,377 @@
+"""Chat: the only code that turns messages into tokens and tokens into turns.
+
+Floor 1, text/. One object for training, evaluation and replay. It joins a
+vocabulary and a format, and holds two promises of the design. Tokens are
+appended, never re-encoded: what comes after a sampled turn is encoded by
+itself, with the same pieces that a full render has there. And no text becomes
+a special token: those are placed by name, by the format alone. (An observation
+that spells `<|im_end|>` stays a spelling.) This file knows no environment and
+no engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from agentjax.text.formats import ChatFormat
+from agentjax.text.frames import BREAK, Piece, Special, text_of
+from agentjax.text.stop import StopAutomaton
+from agentjax.text.vocab import Vocab
+from agentjax.types import Message, Observation, Stop, ToolSpec, Turn
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chat:
+  """A vocabulary and a format. Immutable; safe to use from many threads.
+
+  Raises:
+    ValueError: the vocabulary lacks a special token of the format, or treats
+      as special what the format needs as text.
+  """
+
+  vocab: Vocab
+  format: ChatFormat
+
+  def __post_init__(self):
+    special = self.vocab.special
+    frame = self.format.frame
+    pieces = (*frame.begin, *frame.head('user'), *frame.tail('assistant'))
+    wanted = {p.name for p in pieces if isinstance(p, Special)}
+    if missing := sorted(wanted - set(special)):
+      raise ValueError(
+        f'format {self.format.name} needs the special tokens {missing}, which '
+        'the vocabulary does not have: choose a format of the model, or '
+        'formats.plain_tags for a model without a template'
+      )
+    if clash := sorted(set(self.format.syntax.markers) & set(special)):
+      raise ValueError(
+        f'format {self.format.name} reads {clash} in text, but the vocabulary '
+        'has them as special tokens: mark them as text in its file'
+      )
+
+  # ---- messages to tokens ----
+
+  def render_prompt(
+    self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+  ) -> np.ndarray:
+    """int32[n]: the conversation and the opening of the policy's next turn.
+
+    Raises:
+      ValueError: the format's template refuses the conversation.
+    """
+    return self._encode(pieces_of(self.format, messages, tools))
+
+  def render_text(
+    self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+  ) -> str:
+    """What `render_prompt` encodes, special tokens as their names."""
+    return text_of(pieces_of(self.format, messages, tools))
+
+  def keeps_history(self, messages: Sequence[Message]) -> bool:
+    """Whether a full render shows the assistant's turns as they were written.
+
+    Where it is False (Qwen3 dropped a thought, Llama 3.1 the text beside a
+    call), the ids of an episode and those of a full render of its messages
+    differ: the episode has what was sampled.
+    """
+    return list(messages) == self.format.rewrite(messages)
+
+  def render_observation(
+    self,
+    observations: Sequence[Observation],
+    closed: bool,
+    budget: int | None = None,
+  ) -> np.ndarray:
+    """int32[n]: what follows a sampled turn, up to the policy's next token.
+
+    These are the ids that a full render has there: the rest of the turn's
+    end, the observations, the opening of the next turn. With tags, results
+    stand inside of the turn, which goes on; but if the policy ended it, they
+    come in a user's turn.
+
+    Args:
+      observations: of the turn's calls in call order, or a user's words.
+      closed: the sampled ids end with the end of the turn; if not (a limit, a
+        stop string), it is put here.
+      budget: the most tokens to return. Bodies alone are cut to fit, longest
+        first, at a token's end and a character's, and marked
+        (`ChatFormat.cut_mark`). Where all the rest alone is longer, it is
+        returned whole, with empty bodies: check the length.
+
+    Raises:
+      ValueError: there is no observation, or the template refuses its role.
+    """
+    if not observations:
+      raise ValueError('no observation: a turn without one has nothing after')
+
+    def encoded(bodies: Sequence[str]) -> np.ndarray:
+      messages = [
+        Message(o.role, f'{o.head}{b}{o.tail}', name=o.name)
+        for o, b in zip(observations, bodies, strict=True)
+      ]
+      return self._encode(_after_turn(self.format, messages, closed))
+
+    bodies = [o.body for o in observations]
+    if budget is None:
+      return encoded(bodies)
+    return _fit(self.vocab, encoded, bodies, self.format.cut_mark, budget)
+
+  def _encode(self, pieces: Sequence[Piece]) -> np.ndarray:
+    parts = [np.zeros(0, np.int32)]
+    for is_text, run in itertools.groupby(
+      pieces, key=lambda p: isinstance(p, str)
+    ):
+      if is_text:
+        parts.append(self.vocab.encode(''.join(run)))
+        continue
+      ids = [self.vocab.special[p.name] for p in run if p is not BREAK]
+      parts.append(np.array(ids, np.int32))
+    return np.concatenate(parts)
+
+  # ---- tokens to turns ----
+
+  @property
+  def stop_ids(self) -> tuple[int, ...]:
+    """Ids that end a turn: the format's own first, then the vocabulary's."""
+    special = self.vocab.special
+    end = self.format.frame.end_of_turn
+    names = [*([end.name] if end else []), *self.format.frame.stops]
+    ids = [special[n] for n in names if n in special]
+    return tuple(dict.fromkeys([*ids, *self.vocab.eos_ids]))
+
+  @property
+  def stop_strings(self) -> tuple[str, ...]:
+    """Strings whose completion ends a turn."""
+    return self.format.syntax.stop_strings
+
+  def stop_automaton(self, padded_vocab: int | None = None) -> StopAutomaton:
+    """The stops as a table over ids; `padded_vocab` is the model's V."""
+    n = self.vocab.size
+    padding = max(n, padded_vocab or 0) - n
+    table = [self.vocab.token_bytes(i) for i in range(n)] + [b''] * padding
+    return StopAutomaton.build(table, self.stop_strings, self.stop_ids)
+
+  def closes(self, tokens: Sequence[int]) -> bool:
+    """Whether `tokens` end with the template's own end of turn.
+
+    This is `closed` of `render_observation`. A turn that another stop id
+    ended is not closed: the template's end still has to follow.
+    """
+    end = self.format.frame.end_of_turn
+    if end is None:
+      return len(tokens) > 0 and int(tokens[-1]) in self.stop_ids
+    return len(tokens) > 0 and int(tokens[-1]) == self.vocab.special[end.name]
+
+  def parse_turn(self, tokens: Sequence[int], stop: Stop) -> Turn:
+    """Reads a MODEL segment. Total: any ids give a Turn, nothing raises.
+
+    The verdict is MALFORMED where a call cannot be read, TRUNCATED where a
+    limit ended the turn before a call or an answer was whole, CALLS where
+    there are calls, else ANSWER. With tags that have one for the answer,
+    `Turn.answer` is its text, and None where the policy wrote none.
+    """
+    text = self.vocab.decode(tokens)
+    thought, said = _split_thought(self.format, text)
+    reading = self.format.syntax.read(said)
+    return Turn(
+      text=text,
+      verdict=reading.verdict(stop.is_limit),
+      calls=reading.calls,
+      answer=reading.rest,
+      thought=thought,
+      problem=reading.problem,
+    )
+
+
+# ---- pieces ---------------------------------------------------------------
+
+
+def pieces_of(
+  format: ChatFormat,
+  messages: Sequence[Message],
+  tools: Sequence[ToolSpec] = (),
+) -> list[Piece]:
+  """The pieces of a conversation and of the opening of the next turn.
+
+  Raises:
+    ValueError: the format's template refuses the conversation.
+  """
+  if not messages:
+    raise ValueError('no messages: a conversation has at least one')
+  settled = _settle(format, messages)
+  arranged = format.arrange(format.rewrite(settled))
+  # The order of roles is checked on messages, as the templates do.
+  format.frame.check([m.role for m in arranged], 0)
+  offered = format.syntax.offer(arranged, tools)
+  return [*format.frame.begin, *_layout(format, offered, None)]
+
+
+def _after_turn(
+  format: ChatFormat, messages: Sequence[Message], closed: bool
+) -> list[Piece]:
+  """The pieces between a sampled turn and the policy's next token."""
+  turns = [m for m in messages if not _is_inline(format, m)]
+  # The policy's turn is an odd one, wherever the roles alternate.
+  format.frame.check([m.role for m in turns], 2)
+  return list(_layout(format, _settle(format, messages), closed))
+
+
+def _settle(format: ChatFormat, messages: Sequence[Message]) -> list[Message]:
+  return [m if m.role == 'assistant' else format.settle(m) for m in messages]
+
+
+def _is_inline(format: ChatFormat, message: Message) -> bool:
+  return format.syntax.inline and message.role == 'tool'
+
+
+def _layout(
+  format: ChatFormat, messages: Sequence[Message], closed: bool | None
+) -> Iterator[Piece]:
+  """Pieces of `messages`, to where the policy speaks.
+
+  `closed` is None at the beginning of a conversation; else the policy's turn
+  precedes, and `closed` says whether its end was sampled.
+  """
+  frame, syntax = format.frame, format.syntax
+  speaking = closed is False  # the assistant's turn is open
+  going_on = False  # and a result in it was the last thing said
+  if closed:
+    yield from _rest_of_tail(frame.tail('assistant'))
+  for is_tool, run in itertools.groupby(messages, lambda m: m.role == 'tool'):
+    if is_tool:
+      turns = syntax.results(list(run))
+      if syntax.inline and speaking:
+        yield from (BREAK, turns[0][1], BREAK)
+        going_on = True
+        continue
+    else:
+      turns = [(m.role, _words(format, m)) for m in run]
+    for role, text in turns:
+      if role == 'assistant' and going_on:
+        yield from (text, BREAK)
+        going_on = False
+        continue
+      if speaking:
+        yield from frame.tail('assistant')
+      yield from frame.head(role)
+      speaking, going_on = role == 'assistant', False
+      if speaking:
+        yield from (BREAK, text, BREAK)
+      else:
+        yield text
+        yield from frame.tail(role)
+  if speaking and not going_on:
+    yield from frame.tail('assistant')
+  if not (speaking and going_on):
+    yield from (*frame.head('assistant'), BREAK)
+
+
+def _words(format: ChatFormat, message: Message) -> str:
+  if message.role == 'assistant':
+    return format.syntax.write(message)
+  return message.content
+
+
+def _rest_of_tail(tail: Sequence[Piece]) -> Sequence[Piece]:
+  """What is left of a turn's end once its special token was sampled."""
+  return tail[1:] if tail and isinstance(tail[0], Special) else tail
+
+
+# ---- cutting --------------------------------------------------------------
+
+
+def _fit(
+  vocab: Vocab,
+  encoded: Callable[[Sequence[str]], np.ndarray],
+  bodies: Sequence[str],
+  mark: str,
+  budget: int,
+) -> np.ndarray:
+  """The ids with the longest bodies of which at most `budget` tokens result.
+
+  One cap holds for all bodies, so that short ones stay whole. A merge between
+  a body and its surroundings may cost or save a token, so every candidate is
+  encoded in full; a bisection finds the cap.
+  """
+  # No token is longer than this, so the rest of a body cannot fit. It keeps
+  # ten megabytes of output from being encoded for two thousand tokens.
+  longest = _longest_token(vocab)
+  heads = [b[: (max(budget, 0) + 1) * longest] for b in bodies]
+  if all(len(h) == len(b) for h, b in zip(heads, bodies, strict=True)):
+    whole = encoded(bodies)
+    if len(whole) <= budget:
+      return whole
+  ids = [vocab.encode(h) for h in heads]
+  whole_length = [
+    len(i) if len(h) == len(b) else len(i) + 1
+    for i, h, b in zip(ids, heads, bodies, strict=True)
+  ]
+
+  def capped(cap: int) -> np.ndarray:
+    return encoded(
+      [
+        b if n <= cap else _prefix(vocab, i[:cap]) + mark
+        for b, i, n in zip(bodies, ids, whole_length, strict=True)
+      ]
+    )
+
+  low, best = 0, capped(0)
+  high = max(map(len, ids))
+  while low < high:
+    middle = (low + high + 1) // 2
+    candidate = capped(middle)
+    if len(candidate) <= budget:
+      low, best = middle, candidate
+    else:
+      high = middle - 1
+  return best
+
+
+def _longest_token(vocab: Vocab) -> int:
+  return max(len(vocab.token_bytes(i)) for i in range(vocab.size))
+
+
+def _prefix(vocab: Vocab, ids: np.ndarray) -> str:
+  """The text of `ids`, without a character that was cut in two."""
+  data = b''.join(vocab.token_bytes(int(i)) for i in ids)
+  return data.decode('utf-8', 'ignore')
+
+
+# ---- thoughts -------------------------------------------------------------
+
+
+def _split_thought(format: ChatFormat, text: str) -> tuple[str | None, str]:
+  """Thoughts and what is said outside of them.
+
+  A thought ends at its closing tag. One that has none ends where a call
+  begins, and one that has no opening tag began before this segment; tags
+  behind the beginning of a call belong to the call.
+  """
+  opening, closing = format.thought
+  thoughts, said, position = [], [], 0
+  while True:
+    call = format.syntax.opener.search(text, position)
+    limit = call.start() if call else len(text)
+    start = text.find(opening, position, limit)
+    if start < 0:
+      end = text.find(closing, position, limit)
+      if end < 0:
+        break
+      thoughts.append(text[position:end])
+    else:
+      said.append(text[position:start])
+      inner = start + len(opening)
+      end = text.find(closing, inner)
+      if end < 0:
+        call = format.syntax.opener.search(text, inner)
+        position = call.start() if call else len(text)
+        thoughts.append(text[inner:position])
+        break
+      thoughts.append(text[inner:end])
+    position = end + len(closing)
+  thought = '\n'.join(t.strip() for t in thoughts) if thoughts else None
+  return thought, ''.join(said) + text[position:]
