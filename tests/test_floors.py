@@ -155,7 +155,8 @@ def test_tool_side_loads_no_jax_even_at_second_hand():
   ]
   assert 'agentjax.env.base' in modules and 'agentjax.types' in modules
   code = (
-    f'import importlib, sys\nfor m in {modules}:\n  importlib.import_module(m)\n'
+    f'import importlib, sys\n'
+    f'for m in {modules}:\n  importlib.import_module(m)\n'
     f'print(sorted(set({JAX}) & set(sys.modules)))'
   )
   done = subprocess.run(
