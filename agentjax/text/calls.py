@@ -65,6 +65,7 @@ class CallSyntax:
     opener: where a call or a marked answer may begin; what comes before may
       be a thought.
     markers: strings that the vocabulary must treat as text.
+    answer: marks a final answer; as it is where the syntax has no mark.
   """
 
   offer: Callable[[Sequence[Message], Sequence[ToolSpec]], list[Message]]
@@ -75,6 +76,7 @@ class CallSyntax:
   stop_strings: tuple[str, ...] = ()
   opener: re.Pattern = re.compile(r'(?!)')
   markers: tuple[str, ...] = ()
+  answer: Callable[[str], str] = str
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -195,10 +197,10 @@ def _hermes_offer(messages, tools):
     return list(messages)
   listed = ''.join('\n' + tool_json(t) for t in tools)
   block = _HERMES_TOOLS.format(tools=listed)
-  first = messages[0]
-  if first.role != 'system':
+  if not messages or messages[0].role != 'system':
     return [Message('system', block), *messages]
-  return [Message('system', f'{first.content}\n\n{block}'), *messages[1:]]
+  system, *rest = messages
+  return [Message('system', f'{system.content}\n\n{block}'), *rest]
 
 
 def _hermes_write(message: Message) -> str:

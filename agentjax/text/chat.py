@@ -12,6 +12,7 @@ no engine.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,7 +22,14 @@ from agentjax.text.formats import ChatFormat
 from agentjax.text.frames import BREAK, Piece, Special, text_of
 from agentjax.text.stop import StopAutomaton
 from agentjax.text.vocab import Vocab
-from agentjax.types import Message, Observation, Stop, ToolSpec, Turn
+from agentjax.types import (
+  Message,
+  Observation,
+  Stop,
+  ToolCall,
+  ToolSpec,
+  Turn,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,7 +126,34 @@ class Chat:
     bodies = [o.body for o in observations]
     if budget is None:
       return encoded(bodies)
-    return _fit(self.vocab, encoded, bodies, self.format.cut_mark, budget)
+    # No token is longer than this, so nothing behind can fit: it keeps ten
+    # megabytes of output from being encoded for two thousand tokens.
+    reach = (max(budget, 0) + 1) * self._longest_token
+    return _fit(self, encoded, bodies, budget, reach)
+
+  @functools.cached_property
+  def _longest_token(self) -> int:
+    vocab = self.vocab
+    return max(len(vocab.token_bytes(i)) for i in range(vocab.size))
+
+  def render_turn(
+    self, calls: Sequence[ToolCall] = (), answer: str | None = None
+  ) -> np.ndarray:
+    """int32[n]: what a policy would have sampled to say this.
+
+    For demonstrations. The ids end as sampling would have stopped: with a
+    stop string, else with the end of the turn.
+
+    Raises:
+      ValueError: the format has no way to write a call.
+    """
+    syntax = self.format.syntax
+    content = '' if answer is None else syntax.answer(answer)
+    text = syntax.write(Message('assistant', content, tuple(calls)))
+    ids = self.vocab.encode(text)
+    if syntax.stop_strings and text.endswith(syntax.stop_strings):
+      return ids
+    return np.append(ids, np.int32(self.stop_ids[0]))
 
   def _encode(self, pieces: Sequence[Piece]) -> np.ndarray:
     parts = [np.zeros(0, np.int32)]
@@ -205,7 +240,7 @@ def pieces_of(
   settled = _settle(format, messages)
   arranged = format.arrange(format.rewrite(settled))
   # The order of roles is checked on messages, as the templates do.
-  format.frame.check([m.role for m in arranged], 0)
+  format.frame.check(_roles(format, arranged), 0)
   offered = format.syntax.offer(arranged, tools)
   return [*format.frame.begin, *_layout(format, offered, None)]
 
@@ -214,9 +249,8 @@ def _after_turn(
   format: ChatFormat, messages: Sequence[Message], closed: bool
 ) -> list[Piece]:
   """The pieces between a sampled turn and the policy's next token."""
-  turns = [m for m in messages if not _is_inline(format, m)]
   # The policy's turn is an odd one, wherever the roles alternate.
-  format.frame.check([m.role for m in turns], 2)
+  format.frame.check(_roles(format, messages), 2)
   return list(_layout(format, _settle(format, messages), closed))
 
 
@@ -224,8 +258,17 @@ def _settle(format: ChatFormat, messages: Sequence[Message]) -> list[Message]:
   return [m if m.role == 'assistant' else format.settle(m) for m in messages]
 
 
-def _is_inline(format: ChatFormat, message: Message) -> bool:
-  return format.syntax.inline and message.role == 'tool'
+def _roles(format: ChatFormat, messages: Sequence[Message]) -> list[str]:
+  """Who speaks in which turn; an inline result is part of a turn."""
+  roles, going_on = [], False
+  for m in messages:
+    if m.role == 'tool' and format.syntax.inline:
+      going_on = True
+      continue
+    if not (going_on and m.role == 'assistant'):
+      roles.append(m.role)
+    going_on = False
+  return roles
 
 
 def _layout(
@@ -285,42 +328,39 @@ def _rest_of_tail(tail: Sequence[Piece]) -> Sequence[Piece]:
 
 
 def _fit(
-  vocab: Vocab,
+  chat: Chat,
   encoded: Callable[[Sequence[str]], np.ndarray],
   bodies: Sequence[str],
-  mark: str,
   budget: int,
+  reach: int,
 ) -> np.ndarray:
   """The ids with the longest bodies of which at most `budget` tokens result.
 
   One cap holds for all bodies, so that short ones stay whole. A merge between
   a body and its surroundings may cost or save a token, so every candidate is
-  encoded in full; a bisection finds the cap.
+  encoded in full; a bisection finds the cap. Characters behind `reach` are
+  not looked at.
   """
-  # No token is longer than this, so the rest of a body cannot fit. It keeps
-  # ten megabytes of output from being encoded for two thousand tokens.
-  longest = _longest_token(vocab)
-  heads = [b[: (max(budget, 0) + 1) * longest] for b in bodies]
-  if all(len(h) == len(b) for h, b in zip(heads, bodies, strict=True)):
+  short = [b[:reach] for b in bodies]
+  is_whole = [len(s) == len(b) for s, b in zip(short, bodies, strict=True)]
+  if all(is_whole):
     whole = encoded(bodies)
     if len(whole) <= budget:
       return whole
-  ids = [vocab.encode(h) for h in heads]
-  whole_length = [
-    len(i) if len(h) == len(b) else len(i) + 1
-    for i, h, b in zip(ids, heads, bodies, strict=True)
-  ]
+  ids = [chat.vocab.encode(s) for s in short]
 
   def capped(cap: int) -> np.ndarray:
     return encoded(
       [
-        b if n <= cap else _prefix(vocab, i[:cap]) + mark
-        for b, i, n in zip(bodies, ids, whole_length, strict=True)
+        body
+        if fits and len(i) <= cap
+        else _prefix(chat.vocab, i[:cap]) + chat.format.cut_mark
+        for body, fits, i in zip(bodies, is_whole, ids, strict=True)
       ]
     )
 
   low, best = 0, capped(0)
-  high = max(map(len, ids))
+  high = min(max(map(len, ids)), max(budget, 0))
   while low < high:
     middle = (low + high + 1) // 2
     candidate = capped(middle)
@@ -329,10 +369,6 @@ def _fit(
     else:
       high = middle - 1
   return best
-
-
-def _longest_token(vocab: Vocab) -> int:
-  return max(len(vocab.token_bytes(i)) for i in range(vocab.size))
 
 
 def _prefix(vocab: Vocab, ids: np.ndarray) -> str:
@@ -352,10 +388,12 @@ def _split_thought(format: ChatFormat, text: str) -> tuple[str | None, str]:
   behind the beginning of a call belong to the call.
   """
   opening, closing = format.thought
-  thoughts, said, position = [], [], 0
+  opener = format.syntax.opener
+  thoughts, said, position, limit = [], [], 0, -1
   while True:
-    call = format.syntax.opener.search(text, position)
-    limit = call.start() if call else len(text)
+    if limit < position:
+      call = opener.search(text, position)
+      limit = call.start() if call else len(text)
     start = text.find(opening, position, limit)
     if start < 0:
       end = text.find(closing, position, limit)
@@ -367,9 +405,8 @@ def _split_thought(format: ChatFormat, text: str) -> tuple[str | None, str]:
       inner = start + len(opening)
       end = text.find(closing, inner)
       if end < 0:
-        call = format.syntax.opener.search(text, inner)
-        position = call.start() if call else len(text)
-        thoughts.append(text[inner:position])
+        thoughts.append(text[inner:limit])
+        position = limit
         break
       thoughts.append(text[inner:end])
     position = end + len(closing)

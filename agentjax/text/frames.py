@@ -129,7 +129,7 @@ PLAIN = Frame(
 
 def with_system(messages: Sequence[Message], text: str) -> list[Message]:
   """`messages` with a system message of `text` where they have none."""
-  if messages[0].role == 'system':
+  if messages and messages[0].role == 'system':
     return list(messages)
   return [Message('system', text), *messages]
 

@@ -62,6 +62,7 @@ def syntax(tags: Mapping[str, Tag], answer: str | None) -> CallSyntax:
     stop_strings=closing,
     opener=re.compile('<(?:' + '|'.join(map(re.escape, names)) + ')>'),
     markers=(*(f'<{n}>' for n in names), *closing),
+    answer=lambda text: f'<{answer}>{text}</{answer}>' if answer else text,
   )
 
 
