@@ -188,8 +188,9 @@ def _check_tied(tensors: Tensors, wanted: Mapping[str, names.Leaf]) -> None:
   table = next(n for n, leaf in wanted.items() if leaf.path[0] == 'embed')
   head = 'lm_head.weight'
   same = tensors.shapes[table] == tensors.shapes[head]
-  for start in range(0, tensors.shapes[table][0], 4096):
-    index = (slice(start, start + 4096), slice(None))
+  rows = tensors.shapes[table][0]
+  for start in range(0, rows if same else 0, 4096):
+    index = (slice(start, min(start + 4096, rows)), slice(None))
     same = same and np.array_equal(
       tensors.read(table, index), tensors.read(head, index)
     )
