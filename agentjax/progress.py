@@ -51,6 +51,13 @@ class Progress:
       self._stream.write('\n')
       self._stream.flush()
 
+  def note(self, text: str) -> None:
+    """Prints a line of its own, where the rewritten one does not cover it."""
+    wipe = f'\r{"":<{self._width}}\r' if self._terminal else ''
+    self._stream.write(f'{wipe}{text}\n')
+    self._stream.flush()
+    self._width = 0
+
   def update(
     self,
     step: int,

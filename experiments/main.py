@@ -8,7 +8,8 @@ Floor 4. Two flags, and an override for any key of the config file:
   --config.section.key=value            changes one value of the config
 
 A wrong command line ends with exit code 2 and a message before JAX or
-anything else slow is imported. Everything else is `launch.run`'s.
+anything else slow is imported; a workdir that is in use or a full disk with
+exit code 1 and a message. Everything else is `launch.run`'s.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from agentjax import storage
 from experiments import overrides
 
 
@@ -86,7 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
   from experiments import launch  # brings JAX: seconds, so only when needed
 
-  launch.run(config, workdir)
+  try:
+    launch.run(config, workdir)
+  except launch.ConfigError as e:
+    print(e, file=sys.stderr)
+    return 2
+  # What a person can put right needs no traceback.
+  except (storage.WorkdirLocked, storage.StorageFull) as e:
+    print(e, file=sys.stderr)
+    return 1
   return 0
 
 

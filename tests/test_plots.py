@@ -126,6 +126,19 @@ def test_a_terminal_line_is_rewritten_and_wiped():
   assert third == 'step 3/3  done in 3s'
 
 
+def test_a_note_takes_the_place_of_the_line():
+  out = Terminal()
+  with progress.Progress(2, stream=out, clock=Clock()) as p:
+    p.update(1)
+    p.note('evaluating')
+  assert out.getvalue() == (
+    '\rstep 1/2  0s left\r' + ' ' * 17 + '\revaluating\n'
+  )
+  out = io.StringIO()
+  progress.Progress(2, stream=out).note('evaluating')
+  assert out.getvalue() == 'evaluating\n'
+
+
 def test_time_left_after_a_resume_counts_own_steps_alone():
   clock, out = Clock(), io.StringIO()
   p = progress.Progress(100, stream=out, every=0, clock=clock)

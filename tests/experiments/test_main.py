@@ -7,6 +7,7 @@ import sys
 import ml_collections
 import pytest
 
+from agentjax import storage
 from experiments import main as command
 from experiments import overrides
 
@@ -238,6 +239,27 @@ def test_a_wrong_command_line_exits_with_2_and_no_traceback(config_file):
     '(--help tells how this is called)\n'
   )
   assert done.stdout == 'False\n'  # and nothing slow was imported
+
+
+def test_what_launch_refuses_is_a_message_too(tmp_path, capsys):
+  (tmp_path / 'config.py').write_text(
+    'from ml_collections import ConfigDict\n\n\n'
+    "def get_config():\n  return ConfigDict({'step': 3})\n"
+  )
+  code = command.main(
+    ['main', f'--config={tmp_path}/config.py', f'--workdir={tmp_path}/run']
+  )
+  assert code == 2
+  assert 'config.step is not known' in capsys.readouterr().err
+
+
+def test_a_workdir_in_use_is_a_message_too(tmp_path, capsys):
+  config = ROOT / 'configs' / 'quickstart.py'
+  with storage.WorkdirLock(tmp_path):
+    assert (
+      command.main(['main', f'--config={config}', f'--workdir={tmp_path}']) == 1
+    )
+  assert 'is in use by pid' in capsys.readouterr().err
 
 
 def test_help(capsys):
