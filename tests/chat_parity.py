@@ -18,7 +18,7 @@ from collections.abc import Iterator
 # Runs from a clone, installed or not.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from agentjax.text import chat, formats, frames  # noqa: E402
+from agentjax.text import formats, frames, layout  # noqa: E402
 from agentjax.types import Message, ToolCall, ToolSpec  # noqa: E402
 
 DATA = pathlib.Path(__file__).parent / 'data' / 'chat.json'
@@ -59,7 +59,7 @@ def cases(path: pathlib.Path) -> Iterator[tuple[str, str, list, list, str]]:
 def render(name: str, messages: list, tools: list) -> str | None:
   """Our render, or None where we refuse."""
   try:
-    pieces = chat.pieces_of(getattr(formats, name), messages, tools)
+    pieces = layout.pieces_of(getattr(formats, name), messages, tools)
   except ValueError:
     return None
   return frames.text_of(pieces)

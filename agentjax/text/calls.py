@@ -168,11 +168,20 @@ def _own_turns(messages: Sequence[Message]) -> list[tuple[str, str]]:
   return [('tool', m.content) for m in messages]
 
 
-# Templates without tools: tools are not told, calls are not printed, and a
-# tool message passes through as a turn of that name.
+def _no_calls(message: Message) -> str:
+  if message.tool_calls:
+    raise ValueError(
+      f'a call of {message.tool_calls[0].name!r} cannot be written in a format '
+      'without tools: choose one with a call syntax, or formats.with_tags'
+    )
+  return message.content
+
+
+# Templates without tools: tools are not told, and a tool message passes
+# through as a turn of that name.
 NONE = CallSyntax(
   offer=lambda messages, tools: list(messages),
-  write=lambda message: message.content,
+  write=_no_calls,
   results=_own_turns,
   read=lambda text: Reading(rest=_some(text)),
 )

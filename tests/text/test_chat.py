@@ -180,6 +180,36 @@ def test_another_stop_id_does_not_close_a_turn(bpe):
   assert chat.closes([bpe.special['<|im_end|>']]) and not chat.closes([])
 
 
+# ---- turns that are written for the policy --------------------------------
+
+
+@pytest.mark.parametrize('format', WITH_CALLS, ids=named)
+def test_a_written_turn_is_read_back(bpe, format):
+  chat = Chat(bpe, format)
+  call = _call(format, 3)
+  ids = chat.render_turn([call])
+  stop = Stop.END_OF_TURN if chat.closes(ids) else Stop.STOP_STRING
+  assert chat.closes(ids) != format.syntax.inline
+  assert chat.parse_turn(ids, stop).calls == (call,)
+  # Sampling would halt at the last token, and not before it.
+  auto = chat.stop_automaton()
+  assert auto.run(ids[:-1]) < auto.n_live <= auto.run(ids)
+
+
+@pytest.mark.parametrize('format', ALL, ids=named)
+def test_a_written_answer_is_read_back(bpe, format):
+  chat = Chat(bpe, format)
+  ids = chat.render_turn(answer='It is 42.')
+  turn = chat.parse_turn(ids, Stop.END_OF_TURN)
+  assert (turn.verdict, turn.answer) == (Verdict.ANSWER, 'It is 42.')
+
+
+def test_a_format_without_tools_writes_no_call(bpe):
+  for format in set(ALL) - set(WITH_CALLS):
+    with pytest.raises(ValueError, match="'f' cannot be written.*with_tags"):
+      Chat(bpe, format).render_turn([ToolCall('f', {})])
+
+
 # ---- what others write stays text -----------------------------------------
 
 
