@@ -74,13 +74,15 @@ class Status(enum.Enum):
     return self not in (Status.RUNNING, Status.ABORTED)
 
 
-_POLICY_STATUSES = frozenset({
-  Status.DONE,
-  Status.TURN_LIMIT,
-  Status.TOKEN_LIMIT,
-  Status.PARSE_FAILURE,
-  Status.TOOL_FAILURE,
-})
+_POLICY_STATUSES = frozenset(
+  {
+    Status.DONE,
+    Status.TURN_LIMIT,
+    Status.TOKEN_LIMIT,
+    Status.PARSE_FAILURE,
+    Status.TOOL_FAILURE,
+  }
+)
 
 
 class Verdict(enum.Enum):

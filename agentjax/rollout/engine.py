@@ -32,7 +32,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.config import ModelConfig
-from agentjax.rollout.sampling import Sampling, sample, uniform
+from agentjax.rollout.sampling import (
+  Sampling,
+  sample,
+  trajectory_key,
+  uniform,
+)
 from agentjax.text.stop import StopAutomaton
 from agentjax.types import Segment, Source, Stop
 
@@ -275,6 +280,7 @@ class Engine:
     )
     hidden_D = self._run_take(self._hidden, np.int32(0))
     self._fork_row(np.int32(0), np.int32(0), hidden_D)
+    trajectory_key(0, 0, '', 0, 0)
     jax.block_until_ready((self._hidden, chunk))
     self.stats = stats
     return len(self.buckets) + 4, time.monotonic() - start

@@ -45,6 +45,8 @@ class Chat(Protocol):
     budget: int | None = None,
   ) -> np.ndarray: ...
 
+  def closes(self, tokens: np.ndarray) -> bool: ...
+
   def parse_turn(self, tokens: np.ndarray, stop: Stop) -> Turn: ...
 
 
@@ -159,9 +161,8 @@ def _observe(
     return before.append(status=step.status, **answered)
   if len(before.turns) >= limits.turns:
     return before.append(status=Status.TURN_LIMIT, **answered)
-  closed = segment.stop is Stop.END_OF_TURN
   tokens = chat.render_observation(
-    step.observations, closed, limits.observation_tokens
+    step.observations, chat.closes(segment.tokens), limits.observation_tokens
   )
   if len(before) + len(tokens) >= limits.context:
     return before.append(status=Status.TOKEN_LIMIT, **answered)

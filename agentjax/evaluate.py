@@ -1,0 +1,134 @@
+"""Success on held-out tasks: pass@1 and pass@k with intervals.
+
+Floor 3. Evaluation is `collect` with other tasks and no learning: the same
+engine, chat, environments and sampler as in training. Draws are counted from
+a number of their own, so that an evaluation shares no sampling key with
+training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agentjax.rollout.collect import collect
+from agentjax.types import Group, Status, Task
+
+# Draws of evaluations; training draws count up from 0.
+EVALUATION_DRAW = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """What came of it. Intervals are 95 %.
+
+  Attributes:
+    pass_at: k -> (estimate, low, high).
+    n: trajectories counted. tasks: tasks. statuses: how many ended how.
+    reward: mean over trajectories that have one.
+  """
+
+  pass_at: dict[int, tuple[float, float, float]]
+  n: int
+  tasks: int
+  statuses: dict[str, int]
+  reward: float
+
+  def to_json(self) -> dict[str, Any]:
+    """As it stands in summary.json."""
+    out: dict[str, Any] = {}
+    for k, (estimate, low, high) in self.pass_at.items():
+      out[f'pass@{k}'] = estimate
+      out[f'pass@{k}_interval'] = [low, high]
+    return out | {
+      'n': self.n,
+      'tasks': self.tasks,
+      'reward': self.reward,
+      'statuses': self.statuses,
+    }
+
+
+def evaluate(
+  tasks: Sequence[Task], *, samples: int = 1, draw: int = 0, **options
+) -> tuple[Evaluation, list[Group]]:
+  """Runs `samples` trajectories of each task; `options` are `collect`'s."""
+  groups = collect(
+    tasks, group_size=samples, draw=EVALUATION_DRAW + draw, **options
+  )
+  return score(groups), groups
+
+
+def score(groups: Sequence[Group]) -> Evaluation:
+  """Counts successes. A trajectory without a reward counts as a failure,
+  except where its status is not counted at all."""
+  counted = [
+    [
+      bool(t.reward and t.reward.success)
+      for t in g.trajectories
+      if t.status.count_in_evaluation
+    ]
+    for g in groups
+  ]
+  counted = [c for c in counted if c]
+  statuses: dict[str, int] = {}
+  for g in groups:
+    for t in g.trajectories:
+      statuses[t.status.value] = statuses.get(t.status.value, 0) + 1
+  rewards = [
+    t.reward.value for g in groups for t in g.trajectories if t.reward
+  ]
+  fewest = min((len(c) for c in counted), default=0)
+  pass_at = {}
+  k = 1
+  while k <= fewest:
+    pass_at[k] = _interval([pass_at_k(len(c), sum(c), k) for c in counted])
+    k *= 2
+  return Evaluation(
+    pass_at,
+    sum(len(c) for c in counted),
+    len(counted),
+    statuses,
+    float(np.mean(rewards)) if rewards else 0.0,
+  )
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+  """Unbiased estimate from n samples of which c succeeded.
+
+  1 - C(n - c, k) / C(n, k). Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
+  """
+  return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def _interval(per_task: Sequence[float]) -> tuple[float, float, float]:
+  """Mean over tasks and a 95 % interval that respects tasks as the unit.
+
+  Wilson's interval with the design effect of clustering: the effective number
+  of trials is what gives the observed variance of the mean.
+  """
+  x = np.asarray(per_task, np.float64)
+  mean, n = float(x.mean()), len(x)
+  spread = float(x.var(ddof=1)) if n > 1 else mean * (1 - mean)
+  trials = n
+  if 0 < mean < 1 and spread > 0:
+    trials = n * mean * (1 - mean) / spread
+  low, high = wilson(mean, trials)
+  return mean, low, high
+
+
+def wilson(p: float, n: float, z: float = 1.959964) -> tuple[float, float]:
+  """Wilson's score interval of a proportion. Source: Wilson 1927."""
+  centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+  half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+  return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def failure_rate(groups: Sequence[Group]) -> float:
+  """Share of trajectories that the policy had no part in the end of."""
+  bad = (Status.INFRA_FAILURE, Status.ENVIRONMENT_ERROR)
+  all_ = [t for g in groups for t in g.trajectories]
+  return sum(t.status in bad for t in all_) / max(1, len(all_))

@@ -1,0 +1,137 @@
+"""Two-call arithmetic with a calculator, from random weights, on a CPU.
+
+Paper:    GRPO, arXiv:2402.03300, on a task of our own.
+Command:  make quickstart
+Hardware: any; about five minutes on 2 CPU cores.
+Expected: a policy that does what its imperfect demonstrations did succeeds on
+          about half of the held-out tasks, and on nearly all after GRPO.
+Measured: see the table in README.md.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  seed = 0
+  layers = 3
+  width = 128
+  tasks = {
+    'call': 'agentjax.env.arithmetic.tasks',
+    'split': 'train',
+    'n': 4096,
+    'seed': seed,
+  }
+  environment = {
+    'function': 'agentjax.env.arithmetic.environment',
+    'max_calls': 4,
+    'max_failures': 2,
+  }
+  return ml_collections.ConfigDict({
+    'seed': seed,
+    'policy': {
+      'call': 'agentjax.train.Policy',
+      'config': {
+        'call': 'agentjax.model.config.ModelConfig',
+        'vocab_size': 285,
+        'padded_vocab': 288,
+        'width': width,
+        'layers': ((('global',), layers),),
+        'heads': 4,
+        'kv_heads': 4,
+        'head_size': 32,
+        'mlp': 384,
+        'context': 128,
+        'qk_norm': True,
+      },
+    },
+    'chat': {
+      'call': 'agentjax.text.chat.Chat',
+      'vocab': {
+        'call': 'agentjax.text.vocab.load_sentencepiece',
+        'path': {'call': 'agentjax.text.train_vocab.arithmetic_model'},
+      },
+      'format': {'value': 'agentjax.text.formats.arithmetic'},
+    },
+    'make_environment': environment,
+    'tasks': tasks,
+    'limits': {
+      'call': 'agentjax.rollout.episode.Limits',
+      'turns': 5,
+      'turn_tokens': 16,
+      'model_tokens': 48,
+      'context': 112,
+      'observation_tokens': 32,
+    },
+    'sampling': {
+      'call': 'agentjax.rollout.sampling.Sampling',
+      'temperature': 1.0,
+    },
+    'engine': {
+      'function': 'agentjax.rollout.engine.Engine',
+      'slots': 64,
+      'context': 112,
+      'chunk': 16,
+      'buckets': (8, 16, 32),
+    },
+    'learner': {
+      'function': 'agentjax.learner.Learner',
+      'loss': {
+        'function': 'agentjax.rl.losses.ppo_clip',
+        'clip_low': 0.2,
+        'clip_high': 0.28,
+      },
+      'rows': 32,
+      'length': 112,
+      'shares': (0.5, 1.0),
+      'kl_coef': 0.0,
+      'unroll': True,
+      'remat': False,
+    },
+    'optimizer': {
+      'call': 'agentjax.learner.adamw',
+      'learning_rate': 5e-4,
+      'warmup_steps': 5,
+    },
+    'cold_start': {
+      'call': 'agentjax.sft.ColdStart',
+      'demonstrate': {
+        'function': 'agentjax.sft.demonstrations',
+        'tasks': tasks,
+        'make_environment': environment,
+        'expert': {
+          'function': 'agentjax.env.arithmetic.expert',
+          'flaws': 0.5,
+          'kinds': (
+            'answers_without_calling',
+            'answers_first_result',
+            'wrong_operand',
+            'wrong_operator',
+            'swapped_order',
+            'whole_expression',
+            'malformed_expression',
+            'slip_in_answer',
+          ),
+        },
+      },
+      'steps': 400,
+      'demonstrations': 4096,
+      'per_step': 96,
+    },
+    'cold_start_optimizer': {
+      'call': 'agentjax.learner.adamw',
+      'learning_rate': 3e-3,
+      'warmup_steps': 20,
+      'decay_steps': 400,
+    },
+    'evaluation': {
+      'call': 'agentjax.train.Evaluating',
+      'tasks': tasks | {'split': 'test', 'n': 512},
+      'samples': 2,
+    },
+    'steps': 30,
+    'groups': 32,
+    'group_size': 8,
+    'use_reference': True,
+    'checkpoint_every': 50,
+    'record_every': 10,
+  })

@@ -1,0 +1,120 @@
+"""From a config to a run: every section is one call.
+
+Floor 4. A section with the key `call` is a call: the dotted name is resolved,
+the other keys are its keyword arguments, and what is itself a section is built
+first. A section with the key `function` is that function with its other keys
+bound, for whoever calls it later; one with the key `value` is the named thing
+itself. A key that the callable does not take is
+refused with the nearest name. There is no other rule, and no registry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from agentjax.train import Training, train
+
+
+class ConfigError(ValueError):
+  """The config is wrong; the message names the section, key and remedy."""
+
+
+def build(section: Any, path: str = 'config') -> Any:
+  """What a section stands for; anything that is no section is itself.
+
+  Raises:
+    ConfigError: a name that does not resolve, or a key that is not taken.
+  """
+  if isinstance(section, (list, tuple)):
+    return type(section)(
+      build(item, f'{path}[{i}]') for i, item in enumerate(section)
+    )
+  if not isinstance(section, Mapping):
+    return section
+  if 'value' in section:
+    return resolve(section['value'], f'{path}.value')
+  arguments = {
+    key: build(value, f'{path}.{key}')
+    for key, value in section.items()
+    if key not in ('call', 'function')
+  }
+  if 'call' in section:
+    target = resolve(section['call'], f'{path}.call')
+    check(target, arguments, path, complete=True)
+    return target(**arguments)
+  if 'function' in section:
+    target = resolve(section['function'], f'{path}.function')
+    check(target, arguments, path, complete=False)
+    return functools.partial(target, **arguments) if arguments else target
+  return arguments
+
+
+def resolve(name: str, path: str) -> Any:
+  """The object of a dotted name, such as `agentjax.rl.losses.ppo_clip`."""
+  parts = str(name).split('.')
+  for n in range(len(parts), 0, -1):
+    module_name = '.'.join(parts[:n])
+    try:
+      found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+      if error.name and not (module_name + '.').startswith(error.name + '.'):
+        raise ConfigError(f'{path}: {name} needs {error.name}') from error
+      continue
+    for part in parts[n:]:
+      if not hasattr(found, part):
+        near = difflib.get_close_matches(part, dir(found), 1)
+        hint = f', nearest is {near[0]}' if near else ''
+        raise ConfigError(f'{path}: {name} has no {part!r}{hint}')
+      found = getattr(found, part)
+    return found
+  raise ConfigError(f'{path}: there is no module for {name!r}')
+
+
+def check(
+  target: Any, arguments: Mapping[str, Any], path: str, *, complete: bool
+) -> None:
+  """Refuses arguments that `target` does not take, or lacks."""
+  if not callable(target):
+    raise ConfigError(f'{path}: {target!r} cannot be called')
+  parameters = inspect.signature(target).parameters
+  takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  for key in arguments:
+    if key not in parameters and not takes_all:
+      near = difflib.get_close_matches(key, list(parameters), 1)
+      hint = f', nearest is {near[0]}' if near else ''
+      raise ConfigError(f'{path}.{key} is not known{hint}')
+  missing = [
+    p.name
+    for p in parameters.values()
+    if p.default is p.empty
+    and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    and p.name not in arguments
+  ]
+  if complete and missing:
+    raise ConfigError(f'{path} lacks {missing}')
+
+
+def training(config: Mapping[str, Any]) -> Training:
+  """The run that a config describes."""
+  return build(
+    {'call': 'agentjax.train.Training', **dict(config.items())}
+  )
+
+
+def run(config: Mapping[str, Any], workdir: str) -> dict[str, Any]:
+  """Runs a config in a workdir; returns its summary."""
+  return train(workdir, training(_plain(config)))
+
+
+def _plain(config: Any) -> Any:
+  """A config as dicts and tuples, whatever ml_collections made of it."""
+  if isinstance(config, Mapping) or hasattr(config, 'items'):
+    return {k: _plain(v) for k, v in config.items()}
+  if isinstance(config, (list, tuple)):
+    return tuple(_plain(v) for v in config)
+  return config
