@@ -10,8 +10,7 @@ test task stands in a training task.
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -77,12 +76,11 @@ def tasks(
   # SeedSequence takes integers: the split and the calls are part of them.
   rng = np.random.default_rng([seed, calls, SPLITS.index(split)])
   found: dict[str, Task] = {}
-  for _ in range(50 * n + 1000):
+  for _ in range(20 * n + 1000):
     if len(found) == n:
       break
     task = _task(rng, split, numbers, calls, system)
-    if task is not None:
-      found.setdefault(task.id, task)
+    found.setdefault(task.id, task)
   if len(found) < n:
     raise ValueError(
       f'found {len(found)} different tasks with calls={calls} in split '
@@ -108,14 +106,19 @@ def judge(task: Task, answer: str | None) -> bool:
   return verify.same_integer(answer, task.verify['answer'])
 
 
-def expert(rng: np.random.Generator, task: Task, flaws: float = 0.0) -> Expert:
-  """Solves `task`, but with probability `flaws` one flaw of `FLAWS` is in it.
+def expert(
+  rng: np.random.Generator,
+  task: Task,
+  flaws: float = 0.0,
+  kinds: Sequence[str] = FLAWS,
+) -> Expert:
+  """Solves `task`, but with probability `flaws` one flaw of `kinds` is in it.
 
   Run it by `demonstrate`. A flaw that brings an error is put right after it
   has been read; the others lead to a wrong answer, mostly.
   """
   numbers, operators = task.metadata['numbers'], task.metadata['operators']
-  flaw = FLAWS[rng.integers(len(FLAWS))] if rng.random() < flaws else None
+  flaw = kinds[rng.integers(len(kinds))] if rng.random() < flaws else None
   if len(operators) == 1 and flaw in ('answers_first_result', 'swapped_order'):
     flaw = 'slip_in_answer'
   return _act_out(rng, task, list(numbers), list(operators), flaw)
@@ -156,23 +159,25 @@ def _act_out(rng, task, numbers, operators, flaw: str | None) -> Iterator[Act]:
   yield Act(answer=result)
 
 
+def _results(numbers: list[int], operators: list[str]) -> list[int]:
+  """The first number, and the result after each operator."""
+  results = numbers[:1]
+  for operator, number in zip(operators, numbers[1:], strict=True):
+    results.append(_CALCULATE[operator](results[-1], number))
+  return results
+
+
 def _held_out(number: int) -> bool:
   return hashlib.sha256(f'operand {number}'.encode()).digest()[0] < 64
 
 
-def _task(rng, split, numbers, calls, system) -> Task | None:
-  """A random task, or None where a result would be negative."""
-  chosen = [int(n) for n in rng.choice(numbers, calls + 1)]
+def _task(rng, split, numbers, calls, system) -> Task:
+  """A random task. Every form is as likely: its numbers are drawn again."""
   operators = [list(_OPERATORS)[i] for i in rng.integers(3, size=calls)]
-  results = list(
-    itertools.accumulate(
-      zip(operators, chosen[1:], strict=True),
-      lambda left, step: _CALCULATE[step[0]](left, step[1]),
-      initial=chosen[0],
-    )
-  )
-  if min(results) < 0:
-    return None
+  results = [-1]
+  while min(results) < 0:
+    chosen = [int(n) for n in rng.choice(numbers, calls + 1)]
+    results = _results(chosen, operators)
   text = f'{chosen[0]}{operators[0]}{chosen[1]}'
   name = f'{chosen[0]}{_OPERATORS[operators[0]]}{chosen[1]}'
   if calls == 2:

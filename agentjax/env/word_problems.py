@@ -62,7 +62,7 @@ def tasks(
   templates = [t for t in TEMPLATES if (t.name in TEST) == (split == 'test')]
   rng = np.random.default_rng([seed, SPLITS.index(split)])
   found: dict[str, Task] = {}
-  for _ in range(50 * n + 1000):
+  for _ in range(20 * n + 1000):
     if len(found) == n:
       break
     template = templates[rng.integers(len(templates))]

@@ -162,10 +162,10 @@ class _Process:
     self.errors.seek(0)
     return self.errors.read(4096).decode('utf-8', 'replace').strip()
 
-  def hit_limit(self) -> CallStatus | None:
-    """OOM if the kernel counted one in this sandbox's cgroup."""
-    counted = self.group is not None and cgroup.oom_kills(self.group) > 0
-    return CallStatus.OOM if counted else None
+  def hit_limit(self, began: float, kills: int) -> CallStatus | None:
+    """OOM if the kernel counted more than `kills` in this cgroup."""
+    counted = 0 if self.group is None else cgroup.oom_kills(self.group)
+    return CallStatus.OOM if counted > kills else None
 
 
 def _drop(group: cgroup.Cgroup | None) -> None:

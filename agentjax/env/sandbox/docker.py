@@ -12,7 +12,8 @@ engine removes the container; and `reap_containers`, by label. A process that
 is forked without exec inherits the stream and so weakens the second net.
 
 The engine is reached by docker-py's low-level client, one for each sandbox,
-with a timeout on every request.
+with a timeout on every request: over its Unix socket, or over TCP without
+TLS (through a tunnel), because the attached stream is used as it is.
 """
 
 from __future__ import annotations
@@ -59,13 +60,8 @@ def check_docker(image: str, timeout_s: int = 5) -> None:
   client = _client(timeout_s)
   try:
     client.inspect_image(image)
-  except docker.errors.ImageNotFound as error:
-    raise ImageMissing(
-      f'the Docker engine has no image {image!r}: build it with '
-      '`python sandbox/build.py`, or pull it'
-    ) from error
   except _ENGINE_ERRORS as error:
-    raise EngineUnavailable(f'the Docker engine fails: {error}') from error
+    raise _typed(error, image) from error
   finally:
     client.close()
 
@@ -85,20 +81,13 @@ def open_docker(spec: SandboxSpec, run: str = 'none') -> RunnerSandbox:
   try:
     name = _create(client, spec, run)
     sock = _attach(client, name)
-    began = time.time()
     client.start(name)
-  except docker.errors.ImageNotFound as error:
-    client.close()
-    raise ImageMissing(
-      f'the Docker engine has no image {spec.image!r}: build it with '
-      '`python sandbox/build.py`, or pull it'
-    ) from error
-  except docker.errors.APIError as error:
-    _remove(client, name)
-    raise StartFailed(f'no container of {spec.image!r}: {error}') from error
   except _ENGINE_ERRORS as error:
     _remove(client, name)
-    raise EngineUnavailable(f'the Docker engine fails: {error}') from error
+    raise _typed(error, spec.image) from error
+  except BaseException:
+    _remove(client, name)
+    raise
   channel = Channel(sock, multiplexed=True)
   try:
     return RunnerSandbox(
@@ -107,7 +96,7 @@ def open_docker(spec: SandboxSpec, run: str = 'none') -> RunnerSandbox:
       {'backend': 'docker', 'container': name, 'image': spec.image},
       rlimits={},
       stop=lambda: _remove(client, name),
-      hit_limit=lambda: _hit_limit(client, name, began),
+      hit_limit=lambda began, _: _hit_limit(client, name, began),
     )
   except InfraError:
     channel.shutdown()
@@ -144,6 +133,18 @@ def _client(timeout_s: int) -> docker.APIClient:
     raise EngineUnavailable(
       f'no Docker engine answers: {error}. Start one, or set DOCKER_HOST'
     ) from error
+
+
+def _typed(error: Exception, image: str) -> InfraError:
+  """What an error of the engine's client means."""
+  if isinstance(error, docker.errors.ImageNotFound):
+    return ImageMissing(
+      f'the Docker engine has no image {image!r}: build it with '
+      '`python sandbox/build.py`, or pull it'
+    )
+  if isinstance(error, docker.errors.APIError):
+    return StartFailed(f'no container of {image!r}: {error}')
+  return EngineUnavailable(f'the Docker engine fails: {error}')
 
 
 def _create(client: docker.APIClient, spec: SandboxSpec, run: str) -> str:
@@ -186,19 +187,20 @@ def _create(client: docker.APIClient, spec: SandboxSpec, run: str) -> str:
 def _attach(client: docker.APIClient, name: str) -> socket.socket:
   params = {'stdin': 1, 'stdout': 1, 'stderr': 1, 'stream': 1}
   wrapper = client.attach_socket(name, params=params)
-  raw = getattr(wrapper, '_sock', wrapper)
-  # The wrapper closes the socket when it is collected: keep a copy of ours.
-  copy = raw.dup()
-  wrapper.close()
+  # A copy of our own: the original is closed with the HTTP response that it
+  # belongs to, at some time or never.
+  copy = getattr(wrapper, '_sock', wrapper).dup()
+  response = getattr(wrapper, '_response', None)
+  (wrapper if response is None else response).close()
   return copy
 
 
 def _hit_limit(client, name: str, began: float) -> CallStatus | None:
-  """OOM if the engine saw one in this container; the cgroup is gone."""
+  """OOM if the engine saw one since `began`; the cgroup itself is gone."""
   try:
     events = client.events(
-      since=int(began),
-      until=int(time.time()) + 1,
+      since=f'{began:.6f}',
+      until=f'{time.time():.6f}',
       filters={'container': name, 'event': 'oom'},
       decode=True,
     )

@@ -44,8 +44,9 @@ class RunnerSandbox:
 
   Args:
     stop: ends every process of the sandbox; bounded, never raises.
-    hit_limit: called when the sandbox has died; the limit that the policy hit
-      and died of, by the kernel's or the engine's counters, or None.
+    hit_limit: called when the sandbox has died in a call, with the wall clock
+      at the call's beginning and the kills for memory counted before it; the
+      limit that was hit since, by the engine or the kernel, or None.
   """
 
   def __init__(
@@ -56,7 +57,7 @@ class RunnerSandbox:
     *,
     rlimits: Mapping[str, int],
     stop: Callable[[], None],
-    hit_limit: Callable[[], CallStatus | None],
+    hit_limit: Callable[[float, int], CallStatus | None],
     start_timeout_s: float = 60.0,
   ):
     self.spec = spec
@@ -68,6 +69,7 @@ class RunnerSandbox:
     self._closed = False
     self._failure: InfraError | None = None
     self._last_words: CallResult | None = None
+    self._oom_kills = 0
     hello = {
       'op': 'hello',
       'nonce': channel.nonce,
@@ -140,20 +142,21 @@ class RunnerSandbox:
     self.close()
 
   def _run(self, header, blobs, timeout_s) -> CallResult:
-    start = time.monotonic()
+    start, began = time.monotonic(), time.time()
     with self._lock:
       if self._last_words:
         return self._last_words
       try:
         reply, out = self._ask(header, blobs, timeout_s)
       except Died:
-        limit = self._hit_limit()
+        limit = self._hit_limit(began, self._oom_kills)
         if limit is None:
           raise
         self._last_words = CallResult(
           limit, duration_s=time.monotonic() - start, alive=False
         )
         return self._last_words
+      self._oom_kills += reply['oom']
     status, code, number = classify(reply)
     dropped = tuple(reply['dropped'])
     return CallResult(

@@ -1,0 +1,258 @@
+"""Infrastructure that fails: always an InfraError in time, nothing left."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from sandboxes import SPEC, backend_or_skip
+
+from agentjax.env.base import InfraError
+from agentjax.env.sandbox import (
+  Call,
+  CallStatus,
+  SandboxBug,
+  SandboxUnavailable,
+  cgroup,
+  choose_backend,
+  open_sandbox,
+  owner,
+  reap,
+)
+from agentjax.env.sandbox.spec import (
+  Died,
+  EngineUnavailable,
+  HostDeadline,
+  ImageMissing,
+)
+
+OWNER = """
+import sys, threading, time
+from agentjax.env.sandbox import Call, SandboxSpec, open_sandbox
+sandbox = open_sandbox(SandboxSpec(), sys.argv[1], run='kill-test')
+busy = Call(argv=['sh', '-c', 'setsid sleep 1234 & sleep 1234'], timeout_s=99)
+if sys.argv[2] == 'busy':
+  threading.Thread(target=sandbox.call, args=(busy,), daemon=True).start()
+  time.sleep(0.3)
+print(sandbox.facts.get('container') or sandbox.facts['pid'], flush=True)
+time.sleep(99)
+"""
+
+
+def exists(backend, name):
+  if backend == 'docker':
+    command = ['docker', 'ps', '-aq', '--filter', f'name={name}']
+    return bool(subprocess.check_output(command, text=True).strip())
+  return pathlib.Path(f'/proc/{name}').exists()
+
+
+def wait_until(condition, seconds=10.0):
+  end = time.monotonic() + seconds
+  while not condition() and time.monotonic() < end:
+    time.sleep(0.02)
+  return condition()
+
+
+def signal_runner(sandbox, docker_command, number):
+  if sandbox.facts['backend'] == 'docker':
+    command = ['docker', docker_command, sandbox.facts['container']]
+    subprocess.run(command, check=True, capture_output=True)
+  else:
+    os.kill(sandbox.facts['pid'], number)
+
+
+def name_of(sandbox):
+  return sandbox.facts.get('container') or sandbox.facts['pid']
+
+
+@pytest.mark.parametrize('state', ['idle', 'busy'])
+def test_nothing_is_left_after_kill_9_of_the_owner(backend, state):
+  process = subprocess.Popen(
+    [sys.executable, '-c', OWNER, backend, state],
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  name = process.stdout.readline().strip()
+  assert exists(backend, name)
+  process.kill()
+  process.wait()
+  # Without the reaper: the end of the stream is enough, in a call too.
+  assert wait_until(lambda: not exists(backend, name), 5)
+  for folder in pathlib.Path('/sys/fs/cgroup').glob('*/agentjax:*'):
+    assert folder.joinpath('cgroup.procs').read_text() == '' or not (
+      owner.is_dead(folder.name.removeprefix('agentjax:').rpartition(':')[0])
+    )
+  reap()
+
+
+def test_close_ends_everything_and_may_be_repeated(backend):
+  sandbox = open_sandbox(SPEC, backend)
+  name = name_of(sandbox)
+  assert exists(backend, name)
+  sandbox.close()
+  assert wait_until(lambda: not exists(backend, name), 5)
+  sandbox.close()
+  with pytest.raises(SandboxBug, match='closed'):
+    sandbox.call(Call(code='1'))
+
+
+def test_close_from_another_thread_ends_a_call(backend):
+  sandbox = open_sandbox(SPEC, backend)
+  threading.Timer(0.3, sandbox.close).start()
+  with pytest.raises(InfraError):
+    sandbox.call(Call(argv=['sleep', '60'], timeout_s=60))
+
+
+def test_lives_on_when_the_thread_that_opened_it_ends(backend):
+  opened = []
+  thread = threading.Thread(
+    target=lambda: opened.append(open_sandbox(SPEC, backend))
+  )
+  thread.start()
+  thread.join()
+  time.sleep(0.3)
+  with opened[0] as sandbox:
+    assert sandbox.call(Call(code='print(1)')).stdout == '1\n'
+
+
+def test_killed_from_outside_is_no_doing_of_the_policy(fresh):
+  # A limit that was hit in an earlier call explains nothing.
+  hog = fresh.call(Call(code='bytearray(1 << 30)'))
+  assert hog.status is not CallStatus.OK
+  time.sleep(0.05)
+  threading.Timer(0.3, signal_runner, (fresh, 'kill', signal.SIGKILL)).start()
+  start = time.monotonic()
+  with pytest.raises(Died):
+    fresh.call(Call(argv=['sleep', '60'], timeout_s=60))
+  assert time.monotonic() - start < 10
+  with pytest.raises(Died):  # and stays so
+    fresh.call(Call(code='1'))
+
+
+def test_frozen_sandbox_is_noticed_by_the_host(backend):
+  spec = dataclasses.replace(SPEC, grace_s=0.5)
+  with open_sandbox(spec, backend) as sandbox:
+    name = name_of(sandbox)
+    signal_runner(sandbox, 'pause', signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(HostDeadline):
+      sandbox.call(Call(code='print(1)', timeout_s=0.5))
+    assert 1.0 <= time.monotonic() - start < 10
+  assert wait_until(lambda: not exists(backend, name), 5)
+
+
+def test_no_descriptor_and_no_thread_is_left(backend):
+  def count():
+    return len(os.listdir('/proc/self/fd')), threading.active_count()
+
+  with open_sandbox(SPEC, backend):
+    pass  # whatever is made once is made now
+  before = count()
+  for _ in range(3):
+    with open_sandbox(SPEC, backend) as sandbox:
+      sandbox.call(Call(code='1'))
+  assert wait_until(lambda: count() <= before, 3), (count(), before)
+
+
+def test_engine_that_does_not_answer(monkeypatch):
+  monkeypatch.setenv('DOCKER_HOST', 'unix:///nonexistent/docker.sock')
+  from agentjax.env.sandbox.docker import check_docker, open_docker
+
+  for refused in (lambda: check_docker('x'), lambda: open_docker(SPEC)):
+    with pytest.raises(EngineUnavailable, match='DOCKER_HOST'):
+      refused()
+
+
+def test_image_that_is_not_there():
+  backend_or_skip('docker')
+  from agentjax.env.sandbox.docker import check_docker, open_docker
+
+  spec = dataclasses.replace(SPEC, image='agentjax-none:1')
+  for refused in (lambda: check_docker(spec.image), lambda: open_docker(spec)):
+    with pytest.raises(ImageMissing, match='agentjax-none:1.*build'):
+      refused()
+
+
+def test_falls_back_to_bubblewrap(monkeypatch):
+  backend_or_skip('bwrap')
+  monkeypatch.setenv('DOCKER_HOST', 'unix:///nonexistent/docker.sock')
+  assert choose_backend(SPEC) == 'bwrap'
+
+
+def test_says_why_nothing_can_run(monkeypatch):
+  monkeypatch.setenv('DOCKER_HOST', 'unix:///nonexistent/docker.sock')
+  monkeypatch.setenv('PATH', '/nonexistent')
+  with pytest.raises(SandboxUnavailable) as caught:
+    open_sandbox(SPEC)
+  text = str(caught.value)
+  assert 'docker: no Docker engine' in text
+  assert 'install the package bubblewrap' in text
+  assert 'calculator' in text
+  with pytest.raises(ValueError, match='podman'):
+    choose_backend(SPEC, 'podman')
+
+
+def test_owner_is_judged_only_where_it_is_seen():
+  own = owner.own_name()
+  place, pid, start = own.split(':')
+  assert not owner.is_dead(own)
+  assert owner.is_dead(f'{place}:{pid}:1')  # the number is another's now
+  assert owner.is_dead(f'{place}:4194303:{start}')
+  assert not owner.is_dead(f'elsewhere:4194303:{start}')
+  assert not owner.is_dead('') and not owner.is_dead('nonsense')
+
+
+def test_reaper_takes_the_containers_of_the_dead_alone():
+  backend_or_skip('docker')
+  place, pid, _ = owner.own_name().split(':')
+  labels = {
+    'dead': {'agentjax.owner': f'{place}:{pid}:1', 'agentjax.run': 'x'},
+    'living': {'agentjax.owner': owner.own_name(), 'agentjax.run': 'x'},
+    'foreign': {'agentjax.owner': f'elsewhere:{pid}:1'},
+    'unlabelled': {'other': 'label'},
+  }
+  import docker
+
+  client = docker.APIClient(version='auto')
+  ids = {}
+  try:
+    for name, label in labels.items():
+      host = client.create_host_config(network_mode='none')
+      ids[name] = client.create_container(
+        SPEC.image, ['sleep', '60'], labels=label, host_config=host
+      )['Id']
+    client.start(ids['dead'])
+    assert ids['dead'] in reap()
+    left = {found['Id'] for found in client.containers(all=True)}
+    assert ids['dead'] not in left
+    assert {ids[n] for n in ('living', 'foreign', 'unlabelled')} <= left
+  finally:
+    for name in set(ids) - {'dead'}:
+      client.remove_container(ids[name], force=True)
+    client.close()
+
+
+def test_reaper_takes_the_groups_of_the_dead_alone(monkeypatch):
+  group = cgroup.make(SPEC)
+  if group is None:
+    pytest.skip('this host does not let us make control groups')
+  command = cgroup.inside(group, ['sleep', '60'])
+  process = subprocess.Popen(command)
+  try:
+    assert wait_until(
+      lambda: all((f / 'cgroup.procs').read_text() for f in group.folders)
+    )
+    assert group.folders[0].name not in reap()
+    assert process.poll() is None
+    monkeypatch.setattr(owner, 'is_dead', lambda name: 'agentjax' not in name)
+    assert group.folders[0].name in cgroup.reap_groups()
+    assert process.wait(5) == -signal.SIGKILL
+    assert not any(folder.exists() for folder in group.folders)
+  finally:
+    process.kill()
+    cgroup.remove(group)
