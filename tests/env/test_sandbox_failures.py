@@ -256,3 +256,36 @@ def test_reaper_takes_the_groups_of_the_dead_alone(monkeypatch):
   finally:
     process.kill()
     cgroup.remove(group)
+
+
+def test_limits_without_control_groups(monkeypatch):
+  """On hosts that allow none: each process has its own limits."""
+  backend_or_skip('bwrap')
+  monkeypatch.setattr(cgroup, 'make', lambda spec: None)
+  with open_sandbox(SPEC, 'bwrap') as sandbox:
+    assert sandbox.facts['limits'] == 'rlimit'
+    hog = sandbox.call(Call(code='bytearray(1 << 30)'))
+    assert hog.status is CallStatus.NONZERO
+    assert hog.stderr.endswith('MemoryError\n')
+    bomb = sandbox.call(Call(code='import os\nwhile True: os.fork()'))
+    assert bomb.status is CallStatus.NONZERO
+    assert bomb.stderr.endswith('Resource temporarily unavailable\n')
+    assert 0 < bomb.reaped <= SPEC.pids
+    assert sandbox.call(Call(code='print(1)')).stdout == '1\n'
+
+
+def test_many_are_opened_and_used_at_once(backend):
+  lines, threads = {}, []
+
+  def work(number):
+    with open_sandbox(SPEC, backend) as sandbox:
+      sandbox.put({'n': str(number).encode()})
+      code = 'print(open("n").read())'
+      lines[number] = [sandbox.call(Call(code=code)).stdout for _ in range(5)]
+
+  for number in range(6):
+    threads.append(threading.Thread(target=work, args=(number,)))
+    threads[-1].start()
+  for thread in threads:
+    thread.join()
+  assert lines == {n: [f'{n}\n'] * 5 for n in range(6)}

@@ -21,21 +21,19 @@ header), the header as JSON, and blobs whose lengths the header lists in
 `blobs`. Requests carry `id` and `op`; replies carry `id`, `nonce` and facts.
 What the facts mean is judged on the host.
 
-Ops: hello (limits, once, first), run, put, get. A Python session that lives
-over several calls would be one more op.
+Ops: hello (limits, once, first) and run. A Python session that lives over
+several calls would be one more.
 """
 
 # ruff: noqa: B905 (zip has no strict= before Python 3.10)
 import atexit
 import ctypes
-import errno
 import gc
 import json
 import os
 import resource
 import selectors
 import signal
-import stat
 import struct
 import sys
 import time
@@ -186,47 +184,20 @@ class Runner:
     self.link.end = time.monotonic() + self.limits['lifetime_s']
     gc.freeze()  # children need not look through what the runner made
     # Proves that the change of uid works before anything of the policy runs.
-    facts, out = self.call(lambda: None, b'', 10.0, 4096)
+    facts, out = self.call(None, '', b'', 10.0, 4096)
     facts['counters'] = counters()
     facts['python'] = '.'.join(str(n) for n in sys.version_info[:3])
     return facts, out
 
   def op_run(self, header, blobs):
-    if header.get('argv') is not None:
-      argv = header['argv']
-
-      def target():
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        try:
-          os.execvpe(argv[0], argv, os.environ)
-        except OSError as error:
-          os.write(2, (argv[0] + ': ' + os.strerror(error.errno)).encode())
-          os._exit(127)
-    else:
-      source = blobs[1].decode('utf-8', 'replace')
-
-      def target():
-        raise BecomeCode(source)
-
+    argv = header['argv']
+    code = blobs[1].decode('utf-8', 'replace') if argv is None else ''
     return self.call(
-      target, blobs[0], header['timeout_s'], header['output_cap']
+      argv, code, blobs[0], header['timeout_s'], header['output_cap']
     )
 
-  def op_put(self, header, blobs):
-    files = list(zip(header['paths'], blobs))
-    return self.call(
-      lambda: put_files(files, header['mode']), b'', header['timeout_s'], 4096
-    )
-
-  def op_get(self, header, blobs):
-    cap = header['max_bytes']
-    work = lambda: get_files(header['paths'], cap)  # noqa: E731
-    # The head of a Capture is a quarter: everything must fit into it.
-    room = 4 * (cap + 1024 * (1 + len(header['paths'])))
-    return self.call(work, b'', header['timeout_s'], room)
-
-  def call(self, target, stdin, timeout_s, cap):
-    """Forks, runs `target` in the child, kills what is left, and reports."""
+  def call(self, argv, code, stdin, timeout_s, cap):
+    """Forks, runs `argv` or `code` in the child, ends it all, and reports."""
     deadline = time.monotonic() + timeout_s
     before = counters()
     pipes = [os.pipe() for _ in range(3)]
@@ -234,12 +205,9 @@ class Runner:
     pid = os.fork()
     if pid == 0:
       self.become_child([pipes[0][0], pipes[1][1], pipes[2][1]])
-      try:
-        target()
-      except OSError as error:
-        os.write(2, str(error).encode('utf-8', 'replace'))
-        os._exit(1)
-      os._exit(0)
+      if argv is None:
+        raise BecomeCode(code)
+      become_program(argv)
     for fd in (pipes[0][0], pipes[1][1], pipes[2][1]):
       os.close(fd)
     ours = (pipes[0][1], pipes[1][0], pipes[2][0])
@@ -342,6 +310,16 @@ class Runner:
     return False
 
 
+def become_program(argv):
+  """Replaces the process by `argv`, or ends it as a shell would."""
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+  try:
+    os.execvpe(argv[0], argv, os.environ)
+  except (OSError, ValueError) as error:  # ValueError: a zero byte
+    os.write(2, f'{argv[0]}: {error}'.encode('utf-8', 'replace'))
+    os._exit(127)
+
+
 def take(fd, capture):
   """One read from a non-blocking `fd`; False at its end."""
   try:
@@ -391,7 +369,7 @@ def reap(pid):
 
 
 def kill_all(pid):
-  """Kills every process but this one: (number reaped, status of `pid`)."""
+  """Kills all but this process: (number besides `pid`, status of `pid`)."""
   reaped, status = 0, None
   while True:
     try:
@@ -402,72 +380,10 @@ def kill_all(pid):
       ended, code = os.waitpid(-1, 0)
     except ChildProcessError:
       return reaped, status
-    reaped += 1
     if ended == pid:
       status = code
-
-
-def parent_of(path, make=False):
-  """(fd of the folder that holds a relative path, name); follows no links."""
-  *folders, name = path.split('/')
-  folder = os.open('.', os.O_RDONLY | os.O_DIRECTORY)
-  for part in folders:
-    if make:
-      try:
-        os.mkdir(part, 0o777, dir_fd=folder)
-      except FileExistsError:
-        pass
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    inner = os.open(part, flags, dir_fd=folder)
-    os.close(folder)
-    folder = inner
-  return folder, name
-
-
-def put_files(files, mode):
-  """Writes files below the current folder, with the policy's own rights."""
-  for path, data in files:
-    folder, name = parent_of(path, make=True)
-    try:  # a link or a pipe in its place shall not be written through
-      os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-      pass
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    fd = os.open(name, flags, mode, dir_fd=folder)
-    view = memoryview(data)
-    while view:
-      view = view[os.write(fd, view) :]
-    os.close(fd)
-    os.close(folder)
-
-
-def get_files(paths, max_bytes):
-  """Writes a JSON line of [size or reason] and the files to stdout."""
-  sizes, contents, left = [], [], max_bytes
-  for path in paths:
-    try:
-      folder, name = parent_of(path)
-      flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-      fd = os.open(name, flags, dir_fd=folder)
-      os.close(folder)
-    except OSError as error:
-      linked = error.errno in (errno.ELOOP, errno.ENOTDIR)
-      sizes.append('not a regular file' if linked else os.strerror(error.errno))
-      continue
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
-      sizes.append('not a regular file')
-    elif info.st_size > left:
-      sizes.append(f'too big: {info.st_size} bytes')
     else:
-      data = os.read(fd, info.st_size)
-      left -= len(data)
-      sizes.append(len(data))
-      contents.append(data)
-    os.close(fd)
-  out = memoryview(json.dumps(sizes).encode() + b'\n' + b''.join(contents))
-  while out:
-    out = out[os.write(1, out) :]
+      reaped += 1
 
 
 def main():

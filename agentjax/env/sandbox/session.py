@@ -35,8 +35,12 @@ _MAX_FETCH = 60 << 20
 
 def runner_program() -> str:
   """The runner's source, for `python3 -c`: no file has to be mounted."""
+  return _source('runner.py')
+
+
+def _source(name: str) -> str:
   package = importlib.resources.files('agentjax.env.sandbox')
-  return package.joinpath('runner.py').read_text('utf-8')
+  return package.joinpath(name).read_text('utf-8')
 
 
 class RunnerSandbox:
@@ -70,6 +74,7 @@ class RunnerSandbox:
     self._failure: InfraError | None = None
     self._last_words: CallResult | None = None
     self._oom_kills = 0
+    self._files_code = _source('files.py').encode()
     hello = {
       'op': 'hello',
       'nonce': channel.nonce,
@@ -101,28 +106,32 @@ class RunnerSandbox:
 
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """See `Sandbox.put`."""
-    header = {
+    request = {
       'op': 'put',
-      'timeout_s': _FILES_TIMEOUT_S,
-      'paths': [_checked(path) for path in files],
+      'files': [[_checked(path), len(data)] for path, data in files.items()],
       'mode': mode,
     }
-    return self._run(header, tuple(files.values()), _FILES_TIMEOUT_S)
+    stdin = json.dumps(request).encode() + b'\n' + b''.join(files.values())
+    header = self._files_header(4096)
+    return self._run(header, (stdin, self._files_code), _FILES_TIMEOUT_S)
 
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """See `Sandbox.get`."""
     if max_bytes > _MAX_FETCH:
       raise SandboxBug(f'max_bytes {max_bytes} is above {_MAX_FETCH}')
-    header = {
+    request = {
       'op': 'get',
-      'timeout_s': _FILES_TIMEOUT_S,
       'paths': [_checked(path) for path in paths],
       'max_bytes': max_bytes,
     }
+    stdin = json.dumps(request).encode() + b'\n'
+    header = self._files_header(max_bytes + 1024 * (1 + len(paths)))
     with self._lock:
       if self._last_words:
         return Fetched({}, {p: 'the sandbox is gone' for p in paths})
-      reply, blobs = self._ask(header, (), _FILES_TIMEOUT_S)
+      reply, blobs = self._ask(
+        header, (stdin, self._files_code), _FILES_TIMEOUT_S
+      )
     status, _, _ = classify(reply)
     if status is not CallStatus.OK:
       return Fetched({}, {p: f'not read: {status.value}' for p in paths})
@@ -140,6 +149,14 @@ class RunnerSandbox:
 
   def __exit__(self, *exc) -> None:
     self.close()
+
+  def _files_header(self, cap: int) -> dict[str, Any]:
+    return {
+      'op': 'run',
+      'argv': None,
+      'timeout_s': _FILES_TIMEOUT_S,
+      'output_cap': cap,
+    }
 
   def _run(self, header, blobs, timeout_s) -> CallResult:
     start, began = time.monotonic(), time.time()
