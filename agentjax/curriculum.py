@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from agentjax.types import Group, Task, task_to_json
+from agentjax.records import task_to_json
+from agentjax.types import Group, Task
 
 
 class Curriculum:

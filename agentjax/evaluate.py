@@ -78,9 +78,7 @@ def score(groups: Sequence[Group]) -> Evaluation:
   for g in groups:
     for t in g.trajectories:
       statuses[t.status.value] = statuses.get(t.status.value, 0) + 1
-  rewards = [
-    t.reward.value for g in groups for t in g.trajectories if t.reward
-  ]
+  rewards = [t.reward.value for g in groups for t in g.trajectories if t.reward]
   fewest = min((len(c) for c in counted), default=0)
   pass_at = {}
   k = 1

@@ -210,7 +210,9 @@ class Learner:
     Returns:
       The new state, and metrics averaged over all loss-carrying tokens.
     """
-    local = self.rows // jax.process_count() if self._spans_hosts() else self.rows
+    local = (
+      self.rows // jax.process_count() if self._spans_hosts() else self.rows
+    )
     B = batch.tokens.shape[0]
     if B % local or batch.tokens.shape[1] != self.length:
       raise ValueError(
@@ -246,9 +248,9 @@ class Learner:
     if self.mesh is None:
       return piece
     sharding = NamedSharding(self.mesh, PartitionSpec(meshes.RULES['batch']))
-    return Batch(*(
-      jax.make_array_from_process_local_data(sharding, x) for x in piece
-    ))
+    return Batch(
+      *(jax.make_array_from_process_local_data(sharding, x) for x in piece)
+    )
 
 
 _DTYPES = (
@@ -375,7 +377,7 @@ def _apply(state: State, sums: Sums, *, optimizer) -> tuple[State, dict]:
     sums.grads,
     state.params,
   )
-  norm = optax.global_norm(grads)
+  norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm)
   go = finite & (count > 0)
   safe = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)

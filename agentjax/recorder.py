@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from agentjax import events, storage, types
+from agentjax import events, records, storage, types
 
 SCHEMA_VERSION = 1
 _KINDS = ('metrics', 'evaluations', 'trajectories')
@@ -100,7 +100,7 @@ class Recorder:
     rows, columns, start = [], {}, 0
     for number, group in enumerate(groups):
       for trajectory in group.trajectories:
-        record, arrays = types.trajectory_to_record(trajectory)
+        record, arrays = records.trajectory_to_record(trajectory)
         advantage = given.pop(trajectory.id, None)
         arrays['advantages'] = _advantages(trajectory, advantage)
         for name, array in arrays.items():
@@ -214,7 +214,7 @@ def read_trajectories(
       n = sum(s['n'] for s in row['segments'])
       span = slice(row['offset'], row['offset'] + n)
       mine = {k: v[span] for k, v in arrays.items()}
-      trajectory = types.trajectory_from_record(row, mine)
+      trajectory = records.trajectory_from_record(row, mine)
       members.setdefault(row['group'], []).append(trajectory)
       if row['has_advantages']:
         advantages[trajectory.id] = mine['advantages']

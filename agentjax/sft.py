@@ -36,9 +36,7 @@ def to_trajectory(
     closed = chat.closes(tokens)
     stop = Stop.END_OF_TURN if closed else Stop.STOP_STRING
     trajectory = trajectory.append(
-      Segment(
-        Source.MODEL, tokens, zeros, zeros, zeros, zeros - 1, stop=stop
-      ),
+      Segment(Source.MODEL, tokens, zeros, zeros, zeros, zeros - 1, stop=stop),
       turn_rewards=(*trajectory.turn_rewards, 0.0),
       state_keys=(*trajectory.state_keys, None),
     )

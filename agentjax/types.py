@@ -201,7 +201,7 @@ def _frozen(array, dtype, name: str, n: int | None) -> np.ndarray:
   return out
 
 
-_TOKEN_FIELDS = ('logprobs', 'logprobs_full', 'log_kept_mass')
+TOKEN_FIELDS = ('logprobs', 'logprobs_full', 'log_kept_mass')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,7 +234,7 @@ class Segment:
     tokens = _frozen(self.tokens, np.int32, 'tokens', None)
     object.__setattr__(self, 'tokens', tokens)
     is_model = self.source is Source.MODEL
-    for name in (*_TOKEN_FIELDS, 'versions'):
+    for name in (*TOKEN_FIELDS, 'versions'):
       value = getattr(self, name)
       if (value is not None) != is_model:
         raise ValueError(
@@ -341,161 +341,3 @@ class Group:
   task: Task
   draw: int
   trajectories: tuple[Trajectory, ...]
-
-
-# ---- round trip to disk ---------------------------------------------------
-# A trajectory is a JSON object and a dict of flat arrays over all tokens. The
-# object holds text and metadata, so that a person can read it with a pager.
-
-
-def trajectory_to_record(
-  trajectory: Trajectory,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Splits a trajectory into a JSON-able dict and arrays over its tokens.
-
-  Raises:
-    ValueError: if a segment has a payload, which no file format holds yet.
-  """
-  for s in trajectory.segments:
-    if s.payload is not None:
-      raise ValueError(
-        f'a {s.source.name} segment carries a payload of type '
-        f'{type(s.payload).__name__}: records hold tokens only'
-      )
-  record = {
-    'schema': SCHEMA_VERSION,
-    'id': trajectory.id,
-    'task': _jsonable(trajectory.task),
-    'segments': [
-      {
-        'source': s.source.value,
-        'n': len(s),
-        'stop': s.stop.value if s.stop else None,
-      }
-      for s in trajectory.segments
-    ],
-    'status': trajectory.status.value,
-    'reward': _jsonable(trajectory.reward),
-    'turn_rewards': list(trajectory.turn_rewards),
-    'state_keys': list(trajectory.state_keys),
-    'draw': trajectory.draw,
-    'sample': trajectory.sample,
-    'branch': trajectory.branch,
-    'parent_id': trajectory.parent_id,
-    'row_weight': trajectory.row_weight,
-    'error': trajectory.error,
-    'info': dict(trajectory.info),
-  }
-  arrays = {'tokens': trajectory.tokens()}
-  for name in (*_TOKEN_FIELDS, 'versions'):
-    arrays[name] = trajectory.per_token(name)
-  return record, arrays
-
-
-def trajectory_from_record(
-  record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
-) -> Trajectory:
-  """Inverse of `trajectory_to_record`.
-
-  Raises:
-    ValueError: the record has another schema version, or its arrays are not
-      as long as its segments.
-  """
-  if record.get('schema') != SCHEMA_VERSION:
-    raise ValueError(
-      f'record has schema version {record.get("schema")!r}, this code reads '
-      f'{SCHEMA_VERSION}: read it with the release that wrote it'
-    )
-  total = sum(s['n'] for s in record['segments'])
-  segments, start = [], 0
-  for s in record['segments']:
-    span = slice(start, start + s['n'])
-    start += s['n']
-    source = Source(s['source'])
-    fields = {}
-    if source is Source.MODEL:
-      fields = {
-        name: arrays[name][span] for name in (*_TOKEN_FIELDS, 'versions')
-      }
-      fields['stop'] = Stop(s['stop'])
-    segments.append(Segment(source, arrays['tokens'][span], **fields))
-  if total != len(arrays['tokens']):
-    raise ValueError(
-      f'record {record.get("id")!r} has segments of {total} tokens and arrays '
-      f'of {len(arrays["tokens"])}: the files do not belong together'
-    )
-  reward = record['reward']
-  return Trajectory(
-    task=task_from_json(record['task']),
-    segments=tuple(segments),
-    status=Status(record['status']),
-    reward=Reward(**reward) if reward is not None else None,
-    turn_rewards=tuple(record['turn_rewards']),
-    state_keys=tuple(record['state_keys']),
-    draw=record['draw'],
-    sample=record['sample'],
-    branch=record['branch'],
-    parent_id=record['parent_id'],
-    row_weight=record['row_weight'],
-    error=record['error'],
-    info=record['info'],
-  )
-
-
-def task_to_json(task: Task) -> dict[str, Any]:
-  """A JSON-able dict with every field of the task."""
-  return _jsonable(task)
-
-
-def task_from_json(data: Mapping[str, Any]) -> Task:
-  """Inverse of `task_to_json`; `verify` and `metadata` may be absent.
-
-  Raises:
-    ValueError: a field is missing, unknown or of the wrong type.
-  """
-  known = {f.name for f in dataclasses.fields(Task)}
-  if not isinstance(data, Mapping):
-    raise ValueError(f'a task is a JSON object, not {type(data).__name__}')
-  if unknown := set(data) - known:
-    raise ValueError(f'unknown task fields {sorted(unknown)}: known {known}')
-  if missing := {'id', 'messages'} - set(data):
-    raise ValueError(f'task lacks {sorted(missing)}')
-  if not isinstance(data['id'], str) or not data['id']:
-    raise ValueError(f'task id {data["id"]!r} is not a non-empty string')
-  for name in ('verify', 'metadata'):
-    if not isinstance(data.get(name, {}), Mapping):
-      raise ValueError(f'task field {name} is not a JSON object')
-  if not isinstance(data['messages'], list) or not data['messages']:
-    raise ValueError('task field messages is not a non-empty list')
-  return Task(
-    id=data['id'],
-    messages=tuple(_message_from_json(m) for m in data['messages']),
-    verify=dict(data.get('verify', {})),
-    metadata=dict(data.get('metadata', {})),
-  )
-
-
-def _message_from_json(data: Any) -> Message:
-  if not isinstance(data, Mapping):
-    raise ValueError(f'a message is a JSON object, not {data!r}')
-  for name in ('role', 'content'):
-    if not isinstance(data.get(name), str):
-      raise ValueError(f'message field {name} is {data.get(name)!r}, not text')
-  calls = tuple(
-    ToolCall(c['name'], c['arguments'], c.get('id', ''))
-    for c in data.get('tool_calls', ())
-  )
-  return Message(data['role'], data['content'], calls, data.get('name'))
-
-
-def _jsonable(value: Any) -> Any:
-  if dataclasses.is_dataclass(value):
-    return {
-      f.name: _jsonable(getattr(value, f.name))
-      for f in dataclasses.fields(value)
-    }
-  if isinstance(value, Mapping):
-    return {k: _jsonable(v) for k, v in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_jsonable(v) for v in value]
-  return value

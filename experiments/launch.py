@@ -101,9 +101,7 @@ def check(
 
 def training(config: Mapping[str, Any]) -> Training:
   """The run that a config describes."""
-  return build(
-    {'call': 'agentjax.train.Training', **dict(config.items())}
-  )
+  return build({'call': 'agentjax.train.Training', **dict(config.items())})
 
 
 def run(config: Mapping[str, Any], workdir: str) -> dict[str, Any]:

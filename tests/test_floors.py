@@ -20,6 +20,7 @@ FLOORS = {
   'agentjax.types': 0,
   'agentjax.storage': 0,
   'agentjax.compiles': 0,
+  'agentjax.records': 0,
   'agentjax.env.sandbox.runner': 0,  # goes into the sandbox: knows nobody
   'agentjax.text': 1,
   'agentjax.model': 1,
@@ -35,6 +36,8 @@ FLOORS = {
   'agentjax.plots': 2,
   'agentjax.progress': 2,
   'agentjax.train': 3,
+  'agentjax.run': 3,
+  'agentjax.training': 3,
   'agentjax.evaluate': 3,
   'agentjax.sft': 3,
   'agentjax.viewer': 3,
@@ -56,7 +59,15 @@ PARTS = {
 # The arrows between siblings: the run evaluates, starts cold, and ends with
 # pages to read.
 ARROWS = {
-  'agentjax.train': {'agentjax.evaluate', 'agentjax.sft', 'agentjax.viewer'},
+  'agentjax.records': {'agentjax.types'},
+  'agentjax.train': {'agentjax.run', 'agentjax.training'},
+  'agentjax.run': {
+    'agentjax.evaluate',
+    'agentjax.sft',
+    'agentjax.training',
+    'agentjax.viewer',
+  },
+  'agentjax.training': {'agentjax.sft'},
 }
 
 TOP_ONLY = ('absl.flags', 'absl.app', 'ml_collections')

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from agentjax import events, recorder, storage, types
+from agentjax import events, recorder, records, storage, types
 
 HOSTILE = 'a\u2028b\x85c\rd\ne\x00f\ud800g</script>\u202eh'
 
@@ -47,8 +47,8 @@ def group(*members):
 
 
 def same(a, b):
-  ra, aa = types.trajectory_to_record(a)
-  rb, ab = types.trajectory_to_record(b)
+  ra, aa = records.trajectory_to_record(a)
+  rb, ab = records.trajectory_to_record(b)
   assert ra == rb
   for name in aa:
     np.testing.assert_array_equal(aa[name], ab[name])

@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterable
 
 from agentjax import storage
-from agentjax.types import Task, task_from_json, task_to_json
+from agentjax.records import task_from_json, task_to_json
+from agentjax.types import Task
 
 
 def read_tasks(path: str | os.PathLike) -> list[Task]:

@@ -18,11 +18,9 @@ Letters: S slots, C chunk, V vocabulary, D width.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,102 +30,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.config import ModelConfig
-from agentjax.rollout.sampling import (
-  Sampling,
-  sample,
-  trajectory_key,
-  uniform,
-)
+from agentjax.rollout import decode
+from agentjax.rollout.sampling import Sampling, trajectory_key
+from agentjax.rollout.slots import Mark, Slot, StaleKV, Stats, Turn, make_plan
 from agentjax.text.stop import StopAutomaton
 from agentjax.types import Segment, Source, Stop
-
-
-class StaleKV(enum.Enum):
-  """What to do with a KV state that older weights made."""
-
-  REFUSE = 'refuse'
-  KEEP = 'keep'  # go on with it; versions are recorded per token
-  RECOMPUTE = 'recompute'
-
-
-class Plan(NamedTuple):
-  """All decisions of one decode chunk; arrays over slots, and a step count."""
-
-  steps: np.ndarray  # int32[]: iterations at most, at most the chunk size
-  live_S: np.ndarray  # bool
-  length_S: np.ndarray  # int32: tokens in the cache, also the RNG position
-  budget_S: np.ndarray  # int32: tokens that may still be sampled, >= 1
-  stop_state_S: np.ndarray  # int32: of the stop automaton
-  key_S2: np.ndarray  # uint32
-  temperature_S: np.ndarray  # float32
-  top_k_S: np.ndarray  # int32
-  top_p_S: np.ndarray  # float32
-  min_p_S: np.ndarray  # float32
-
-
-class Chunk(NamedTuple):
-  """What a decode chunk made."""
-
-  tokens_SC: jax.Array
-  logprobs_SC: jax.Array
-  logprobs_full_SC: jax.Array
-  log_kept_mass_SC: jax.Array
-  count_S: jax.Array  # int32: tokens sampled
-  stop_S: jax.Array  # int32: _GOES_ON, _STRING, _ID or _BUDGET
-  stop_state_S: jax.Array
-
-
-_GOES_ON, _STRING, _ID, _BUDGET = range(4)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mark:
-  """A point in a slot's row that other slots can fork from.
-
-  Valid until the slot is given to another content; `fork` checks it.
-  """
-
-  slot: int
-  generation: int
-  tokens: np.ndarray
-  hidden_D: jax.Array
-  version: int
-
-
-@dataclasses.dataclass
-class Stats:
-  """Counts since the engine was made. Seconds are of the device thread."""
-
-  tokens_sampled: int = 0
-  tokens_prefilled: int = 0
-  tokens_recomputed: int = 0  # by StaleKV.RECOMPUTE, not in tokens_prefilled
-  decode_seconds: float = 0.0
-  prefill_seconds: float = 0.0
-  live_steps: int = 0  # slot-steps that sampled a token
-  slot_steps: int = 0  # slot-steps that ran
-
-
-@dataclasses.dataclass
-class _Turn:
-  """A turn under way."""
-
-  key: np.ndarray
-  sampling: Sampling
-  budget: int
-  limit: Stop  # which limit the budget stands for
-  stop_state: int
-  parts: list[tuple] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass
-class _Slot:
-  free: bool = True
-  leftover: bool = True  # the row is of whoever held the slot before
-  generation: int = 0
-  length: int = 0
-  version: int = -1  # of the weights that made the KV state
-  tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
-  turn: _Turn | None = None
 
 
 class Engine:
@@ -175,7 +82,7 @@ class Engine:
     self.stats = Stats()
     self.version = -1
     self._stops, self._mesh = stops, mesh
-    self._slots = [_Slot() for _ in range(slots)]
+    self._slots = [Slot() for _ in range(slots)]
     self._layout = None
     self._dtype = jnp.dtype(dtype)
     self._cache_dtype = jnp.dtype(cache_dtype or dtype)
@@ -230,14 +137,16 @@ class Engine:
       **layout_options,
     )
     self._run_extend = jax.jit(
-      functools.partial(_extend, **kw), donate_argnums=(1, 2), **options
+      functools.partial(decode.extend, **kw), donate_argnums=(1, 2), **options
     )
     self._run_chunk = jax.jit(
-      functools.partial(_chunk, capacity=self.chunk, stops=self._stops, **kw),
+      functools.partial(
+        decode.chunk, capacity=self.chunk, stops=self._stops, **kw
+      ),
       donate_argnums=(2, 3),
       **chunk_options,
     )
-    self._run_fork = jax.jit(_fork, donate_argnums=(0, 1), **options)
+    self._run_fork = jax.jit(decode.fork, donate_argnums=(0, 1), **options)
     self._run_take = jax.jit(lambda hidden, slot: hidden[slot])
 
   def _layout_shardings(self):
@@ -274,7 +183,7 @@ class Engine:
     self.stats, stats = Stats(), self.stats
     for bucket in self.buckets:
       self._extend_piece(0, np.zeros(bucket, np.int32), 0, 0)
-    idle = self._plan()._replace(steps=np.int32(0))
+    idle = make_plan(self._slots, 0)
     self._hidden, self._cache, chunk = self._run_chunk(
       self._layout, self._table, self._hidden, self._cache, idle
     )
@@ -335,7 +244,7 @@ class Engine:
   def reset(self, slot: int) -> None:
     """Empties a slot: marks in it end."""
     old = self._slots[slot]
-    self._slots[slot] = _Slot(False, False, old.generation + 1)
+    self._slots[slot] = Slot(False, False, old.generation + 1)
 
   def mark(self, slot: int) -> Mark:
     """Names the slot's present end, so that others can fork from it."""
@@ -359,12 +268,12 @@ class Engine:
       )
     self._fork_row(np.int32(mark.slot), np.int32(slot), mark.hidden_D)
     generation = self._slots[slot].generation + (slot != mark.slot)
-    self._slots[slot] = _Slot(
+    self._slots[slot] = Slot(
       False, False, generation, n, mark.version, [mark.tokens]
     )
     return dataclasses.replace(mark, slot=slot, generation=generation)
 
-  def _held(self, slot: int) -> _Slot:
+  def _held(self, slot: int) -> Slot:
     s = self._slots[slot]
     if s.free or s.leftover:
       raise ValueError(
@@ -476,7 +385,7 @@ class Engine:
         f'{budget} tokens left by {limit.name}'
       )
     self._refresh(slot)
-    s.turn = _Turn(
+    s.turn = Turn(
       np.asarray(key, np.uint32), sampling, budget, limit, self._stops.start
     )
 
@@ -493,7 +402,10 @@ class Engine:
     """
     began = time.monotonic()
     self._need_weights()
-    plan = self._plan(self.chunk if steps is None else steps)
+    steps = self.chunk if steps is None else steps
+    if not 1 <= steps <= self.chunk:
+      raise ValueError(f'steps {steps}: give 1 to the chunk size {self.chunk}')
+    plan = make_plan(self._slots, steps)
     self._hidden, self._cache, chunk = self._run_chunk(
       self._layout, self._table, self._hidden, self._cache, plan
     )
@@ -512,7 +424,7 @@ class Engine:
       turn.stop_state = int(chunk.stop_state_S[i])
       slot.tokens.append(chunk.tokens_SC[i, :n])
       slot.length += n
-      if chunk.stop_S[i] != _GOES_ON:
+      if chunk.stop_S[i] != decode.GOES_ON:
         ended.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
     counts = chunk.count_S[plan.live_S]
     self.stats.tokens_sampled += int(counts.sum())
@@ -521,140 +433,10 @@ class Engine:
     self.stats.decode_seconds += time.monotonic() - began
     return ended
 
-  def _finish(self, slot: _Slot, code: int) -> Segment:
+  def _finish(self, slot: Slot, code: int) -> Segment:
     turn, slot.turn = slot.turn, None
-    stop = {_STRING: Stop.STOP_STRING, _ID: Stop.END_OF_TURN}.get(
+    stop = {decode.STRING: Stop.STOP_STRING, decode.ID: Stop.END_OF_TURN}.get(
       code, turn.limit
     )
     parts = [np.concatenate(column) for column in zip(*turn.parts, strict=True)]
     return Segment(Source.MODEL, *parts, stop=stop)
-
-  def _plan(self, steps: int = 0) -> Plan:
-    if not 0 <= steps <= self.chunk:
-      raise ValueError(f'steps {steps}: give 0 to the chunk size {self.chunk}')
-    S = self.n_slots
-    plan = Plan(
-      steps=np.int32(steps),
-      live_S=np.zeros(S, bool),
-      length_S=np.zeros(S, np.int32),
-      budget_S=np.ones(S, np.int32),
-      stop_state_S=np.zeros(S, np.int32),
-      key_S2=np.zeros((S, 2), np.uint32),
-      temperature_S=np.ones(S, np.float32),
-      top_k_S=np.zeros(S, np.int32),
-      top_p_S=np.ones(S, np.float32),
-      min_p_S=np.zeros(S, np.float32),
-    )
-    for i, slot in enumerate(self._slots):
-      plan.length_S[i] = slot.length
-      if (turn := slot.turn) is not None:
-        plan.live_S[i] = True
-        plan.budget_S[i] = turn.budget
-        plan.stop_state_S[i] = turn.stop_state
-        plan.key_S2[i] = turn.key
-        plan.temperature_S[i] = turn.sampling.temperature
-        plan.top_k_S[i] = turn.sampling.top_k
-        plan.top_p_S[i] = turn.sampling.top_p
-        plan.min_p_S[i] = turn.sampling.min_p
-    return plan
-
-
-# ---- jitted programs ------------------------------------------------------
-
-
-def _extend(
-  layout, hidden_SD, cache, slot, tokens, start, count, config, dtype
-):
-  """Runs one slot's tokens [T], of which `count` are real, from `start` on."""
-  row = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), cache)
-  out, row = transformer.extend(
-    layout, tokens[None], start[None], count[None], row, config, dtype=dtype
-  )
-  cache = jax.tree.map(
-    lambda x, r: jax.lax.dynamic_update_slice_in_dim(x, r, slot, 0), cache, row
-  )
-  last_D = out[0, jnp.maximum(count - 1, 0)]
-  last_D = jnp.where(count > 0, last_D, hidden_SD[slot])
-  return hidden_SD.at[slot].set(last_D), cache
-
-
-def _fork(hidden_SD, cache, source, target, hidden_D):
-  """Copies a row of the cache and sets the hidden state that goes with it."""
-
-  def copy(x):
-    row = jax.lax.dynamic_slice_in_dim(x, source, 1)
-    return jax.lax.dynamic_update_slice_in_dim(x, row, target, 0)
-
-  return hidden_SD.at[target].set(hidden_D), jax.tree.map(copy, cache)
-
-
-def _chunk(
-  layout, table, hidden_SD, cache, plan, *, capacity, stops, config, dtype
-):
-  """Samples up to plan.steps tokens in every live slot.
-
-  A loop with a traced bound: any chunk size is the same program, and so the
-  same rounding (design promise 5).
-  """
-  S = hidden_SD.shape[0]
-  blank = jnp.zeros((S, capacity))
-  out = Chunk(
-    blank.astype(jnp.int32),
-    blank,
-    blank,
-    blank,
-    jnp.zeros(S, jnp.int32),
-    jnp.where(plan.live_S, _GOES_ON, _BUDGET).astype(jnp.int32),
-    plan.stop_state_S,
-  )
-
-  def goes_on(carry):
-    i, _, _, out = carry
-    return (i < plan.steps) & jnp.any(out.stop_S == _GOES_ON)
-
-  def body(carry):
-    i, hidden_SD, cache, out = carry
-    live_S = out.stop_S == _GOES_ON
-    length_S = plan.length_S + out.count_S
-    drawn = sample(
-      transformer.unembed(layout['head'], hidden_SD, config),
-      uniform(plan.key_S2, length_S),
-      plan.temperature_S,
-      plan.top_k_S,
-      plan.top_p_S,
-      plan.min_p_S,
-    )
-
-    def write(column, value):
-      return column.at[:, i].set(jnp.where(live_S, value, 0))
-
-    count_S = out.count_S + live_S
-    state_S = table[out.stop_state_S, drawn.token].astype(jnp.int32)
-    stop_S = jnp.where(count_S >= plan.budget_S, _BUDGET, _GOES_ON)
-    stop_S = jnp.where(state_S == stops.STRING, _STRING, stop_S)
-    stop_S = jnp.where(state_S == stops.ID, _ID, stop_S)
-    # The sampled token goes into the cache at once, also a turn's last one.
-    new_SD, cache = transformer.extend(
-      layout,
-      drawn.token[:, None],
-      length_S,
-      live_S.astype(jnp.int32),
-      cache,
-      config,
-      dtype=dtype,
-    )
-    out = Chunk(
-      write(out.tokens_SC, drawn.token),
-      write(out.logprobs_SC, drawn.logprob),
-      write(out.logprobs_full_SC, drawn.logprob_full),
-      write(out.log_kept_mass_SC, drawn.log_kept_mass),
-      count_S,
-      jnp.where(live_S, stop_S, out.stop_S),
-      jnp.where(live_S & (stop_S == _GOES_ON), state_S, out.stop_state_S),
-    )
-    hidden_SD = jnp.where(live_S[:, None], new_SD[:, 0], hidden_SD)
-    return i + 1, hidden_SD, cache, out
-
-  init = (jnp.int32(0), hidden_SD, cache, out)
-  _, hidden_SD, cache, out = jax.lax.while_loop(goes_on, body, init)
-  return hidden_SD, cache, out

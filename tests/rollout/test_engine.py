@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
+import tiny_model as tiny
 
 from agentjax.model import transformer
 from agentjax.rollout.engine import StaleKV

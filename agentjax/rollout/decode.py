@@ -1,0 +1,146 @@
+"""The jitted programs of the engine: prefill one slot, fork one, decode all.
+
+Floor 2, rollout/, under `engine`. Pure functions of arrays: no slot is known
+here that is not an index. All decisions of a chunk are one fixed-shape `Plan`,
+which a leader could broadcast; stops, budgets and sampling parameters are
+data, never shapes.
+
+Letters: S slots, C chunk, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentjax.model import transformer
+from agentjax.rollout.sampling import sample, uniform
+
+
+class Plan(NamedTuple):
+  """All decisions of one decode chunk; arrays over slots, and a step count."""
+
+  steps: np.ndarray  # int32[]: iterations at most, at most the chunk size
+  live_S: np.ndarray  # bool
+  length_S: np.ndarray  # int32: tokens in the cache, also the RNG position
+  budget_S: np.ndarray  # int32: tokens that may still be sampled, >= 1
+  stop_state_S: np.ndarray  # int32: of the stop automaton
+  key_S2: np.ndarray  # uint32
+  temperature_S: np.ndarray  # float32
+  top_k_S: np.ndarray  # int32
+  top_p_S: np.ndarray  # float32
+  min_p_S: np.ndarray  # float32
+
+
+class Chunk(NamedTuple):
+  """What a decode chunk made."""
+
+  tokens_SC: jax.Array
+  logprobs_SC: jax.Array
+  logprobs_full_SC: jax.Array
+  log_kept_mass_SC: jax.Array
+  count_S: jax.Array  # int32: tokens sampled
+  stop_S: jax.Array  # int32: GOES_ON, STRING, ID or BUDGET
+  stop_state_S: jax.Array
+
+
+GOES_ON, STRING, ID, BUDGET = range(4)
+
+
+def extend(layout, hidden_SD, cache, slot, tokens, start, count, config, dtype):
+  """Runs one slot's tokens [T], of which `count` are real, from `start` on."""
+  row = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), cache)
+  out, row = transformer.extend(
+    layout, tokens[None], start[None], count[None], row, config, dtype=dtype
+  )
+  cache = jax.tree.map(
+    lambda x, r: jax.lax.dynamic_update_slice_in_dim(x, r, slot, 0), cache, row
+  )
+  last_D = out[0, jnp.maximum(count - 1, 0)]
+  last_D = jnp.where(count > 0, last_D, hidden_SD[slot])
+  return hidden_SD.at[slot].set(last_D), cache
+
+
+def fork(hidden_SD, cache, source, target, hidden_D):
+  """Copies a row of the cache and sets the hidden state that goes with it."""
+
+  def copy(x):
+    row = jax.lax.dynamic_slice_in_dim(x, source, 1)
+    return jax.lax.dynamic_update_slice_in_dim(x, row, target, 0)
+
+  return hidden_SD.at[target].set(hidden_D), jax.tree.map(copy, cache)
+
+
+def chunk(
+  layout, table, hidden_SD, cache, plan, *, capacity, stops, config, dtype
+):
+  """Samples up to plan.steps tokens in every live slot.
+
+  A loop with a traced bound: any chunk size is the same program, and so the
+  same rounding (design promise 5).
+  """
+  S = hidden_SD.shape[0]
+  blank = jnp.zeros((S, capacity))
+  out = Chunk(
+    blank.astype(jnp.int32),
+    blank,
+    blank,
+    blank,
+    jnp.zeros(S, jnp.int32),
+    jnp.where(plan.live_S, GOES_ON, BUDGET).astype(jnp.int32),
+    plan.stop_state_S,
+  )
+
+  def goes_on(carry):
+    i, _, _, out = carry
+    return (i < plan.steps) & jnp.any(out.stop_S == GOES_ON)
+
+  def body(carry):
+    i, hidden_SD, cache, out = carry
+    live_S = out.stop_S == GOES_ON
+    length_S = plan.length_S + out.count_S
+    drawn = sample(
+      transformer.unembed(layout['head'], hidden_SD, config),
+      uniform(plan.key_S2, length_S),
+      plan.temperature_S,
+      plan.top_k_S,
+      plan.top_p_S,
+      plan.min_p_S,
+    )
+
+    def write(column, value):
+      return column.at[:, i].set(jnp.where(live_S, value, 0))
+
+    count_S = out.count_S + live_S
+    state_S = table[out.stop_state_S, drawn.token].astype(jnp.int32)
+    stop_S = jnp.where(count_S >= plan.budget_S, BUDGET, GOES_ON)
+    stop_S = jnp.where(state_S == stops.STRING, STRING, stop_S)
+    stop_S = jnp.where(state_S == stops.ID, ID, stop_S)
+    # The sampled token goes into the cache at once, also a turn's last one.
+    new_SD, cache = transformer.extend(
+      layout,
+      drawn.token[:, None],
+      length_S,
+      live_S.astype(jnp.int32),
+      cache,
+      config,
+      dtype=dtype,
+    )
+    out = Chunk(
+      write(out.tokens_SC, drawn.token),
+      write(out.logprobs_SC, drawn.logprob),
+      write(out.logprobs_full_SC, drawn.logprob_full),
+      write(out.log_kept_mass_SC, drawn.log_kept_mass),
+      count_S,
+      jnp.where(live_S, stop_S, out.stop_S),
+      jnp.where(live_S & (stop_S == GOES_ON), state_S, out.stop_state_S),
+    )
+    hidden_SD = jnp.where(live_S[:, None], new_SD[:, 0], hidden_SD)
+    return i + 1, hidden_SD, cache, out
+
+  init = (jnp.int32(0), hidden_SD, cache, out)
+  _, hidden_SD, cache, out = jax.lax.while_loop(goes_on, body, init)
+  return hidden_SD, cache, out

@@ -1,0 +1,70 @@
+"""Packing loses nothing, mixes nothing, and trains on nothing but samples."""
+
+import numpy as np
+import pytest
+from fakes import trajectory
+
+from agentjax.rl.batch import pack
+from agentjax.types import Status
+
+
+def example(i, n):
+  return trajectory(
+    [('p', [i, i]), ('m', [10 + i] * n), ('o', [90]), ('m', [20 + i])], str(i)
+  )
+
+
+def test_every_trajectory_stands_once_and_whole():
+  trajectories = [example(i, n) for i, n in enumerate([1, 9, 4, 2, 7, 3])]
+  batch = pack(trajectories, range(6), rows=2, length=16)
+  found = []
+  for row in range(batch.tokens.shape[0]):
+    for k in range(1, batch.pack_ids[row].max() + 1):
+      span = batch.pack_ids[row] == k
+      tokens = batch.tokens[row, span]
+      i = int(tokens[0])
+      t = trajectories[i]
+      np.testing.assert_array_equal(tokens, t.tokens())
+      np.testing.assert_array_equal(
+        batch.positions[row, span], np.arange(len(t))
+      )
+      np.testing.assert_array_equal(batch.weights[row, span], t.loss_mask())
+      np.testing.assert_array_equal(
+        batch.advantages[row, span], t.loss_mask() * i
+      )
+      np.testing.assert_array_equal(
+        batch.logprobs[row, span], t.per_token('logprobs')
+      )
+      found.append(i)
+  assert sorted(found) == list(range(6))
+  empty = batch.pack_ids == 0
+  assert not batch.weights[empty].any() and not batch.tokens[empty].any()
+  assert batch.tokens.shape[0] % 2 == 0
+
+
+def test_untrusted_trajectories_carry_no_weight():
+  good, bad = example(0, 3), example(1, 3).append(status=Status.INFRA_FAILURE)
+  batch = pack([good, bad], [1.0, 1.0], rows=1, length=32)
+  assert set(batch.tokens[batch.weights > 0]) == {10, 20}
+
+
+def test_observations_are_trained_on_in_the_ablation_alone():
+  batch = pack(
+    [example(0, 3)], [1.0], rows=1, length=16, mask_observations=False
+  )
+  assert set(batch.tokens[batch.weights > 0]) == {10, 20, 90}
+  at = batch.tokens == 90
+  assert batch.versions[at] == -1  # nothing sampled it: taken as on-policy
+
+
+def test_a_model_token_without_a_past_has_no_label():
+  batch = pack([trajectory([('m', [5, 6])])], [1.0], rows=1, length=4)
+  np.testing.assert_array_equal(batch.weights[0], [0, 1, 0, 0])
+
+
+def test_bad_input_is_refused():
+  with pytest.raises(ValueError, match='0/9/0/0 has 13 tokens, a row 12'):
+    pack([example(9, 9)], [1.0], rows=1, length=12)
+  with pytest.raises(ValueError, match='temperature 0'):
+    pack([example(0, 1)], [1.0], rows=1, length=12, temperature=0.0)
+  assert pack([], [], rows=2, length=4).tokens.shape == (2, 4)
