@@ -13,7 +13,7 @@ import ml_collections
 
 def get_config() -> ml_collections.ConfigDict:
   seed = 0
-  layers = 3
+  layers = 2
   width = 128
   tasks = {
     'call': 'agentjax.env.arithmetic.tasks',
@@ -30,7 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     {
       'seed': seed,
       'policy': {
-        'call': 'agentjax.train.Policy',
+        'call': 'agentjax.training.Policy',
         'config': {
           'call': 'agentjax.model.config.ModelConfig',
           'vocab_size': 285,
@@ -81,11 +81,11 @@ def get_config() -> ml_collections.ConfigDict:
           'clip_low': 0.2,
           'clip_high': 0.28,
         },
-        'rows': 32,
+        'rows': 16,
         'length': 112,
         'shares': (0.5, 1.0),
         'kl_coef': 0.0,
-        'unroll': True,
+        'unroll': False,
         'remat': False,
       },
       'optimizer': {
@@ -114,18 +114,18 @@ def get_config() -> ml_collections.ConfigDict:
             ),
           },
         },
-        'steps': 400,
+        'steps': 600,
         'demonstrations': 16384,
-        'per_step': 96,
+        'per_step': 64,
       },
       'cold_start_optimizer': {
         'call': 'agentjax.learner.adamw',
         'learning_rate': 3e-3,
         'warmup_steps': 20,
-        'decay_steps': 400,
+        'decay_steps': 600,
       },
       'evaluation': {
-        'call': 'agentjax.train.Evaluating',
+        'call': 'agentjax.training.Evaluating',
         'tasks': tasks | {'split': 'test', 'n': 512},
         'samples': 2,
       },

@@ -17,7 +17,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.train import Training, train
+from agentjax.train import train
+from agentjax.training import Training
 
 
 class ConfigError(ValueError):
@@ -101,7 +102,7 @@ def check(
 
 def training(config: Mapping[str, Any]) -> Training:
   """The run that a config describes."""
-  return build({'call': 'agentjax.train.Training', **dict(config.items())})
+  return build({'call': 'agentjax.training.Training', **dict(config.items())})
 
 
 def run(config: Mapping[str, Any], workdir: str) -> dict[str, Any]:
