@@ -81,7 +81,7 @@ class Run:
     """Fresh weights, or the newest checkpoint's; then every program."""
     o, config = self.o, self.o.policy.config
     if o.policy.load is not None:
-      params = o.policy.load(config)
+      params = o.policy.load(config=config)
     else:
       params = jax.jit(functools.partial(transformer.init, config=config))(
         jax.random.key(o.seed)

@@ -35,6 +35,8 @@ def train(workdir: epath.PathLike, training: Training) -> dict[str, Any]:
     run = Run(workdir, training)
     try:
       run.start()
+      if training.evaluation.untrained:
+        run.evaluate('untrained')
       for step in range(run.step + 1, run.cold_steps + 1):
         run.cold_start_step(step)
       before = run.evaluate('before')

