@@ -74,6 +74,7 @@ class Run:
     self.last: tuple[list[Group], dict[str, np.ndarray]] = ([], {})
     self._cold_batches = None
     self._compiled = None
+    self._step_began = 0.0
 
   # ---- start and resume ---------------------------------------------------
 
@@ -185,6 +186,7 @@ class Run:
   def collect(self) -> tuple[list[Group], CollectStats]:
     """A draw of tasks, and the groups of trajectories made of them."""
     o, stats = self.o, CollectStats()
+    self._step_began = time.monotonic()
     draw = self.curriculum.draws
     tasks = self.curriculum.draw(o.groups)
     groups = collect(
@@ -265,6 +267,7 @@ class Run:
       'seconds_collect': stats.seconds,
       'seconds_waiting_for_tools': stats.waiting_seconds,
       'tokens_per_second': sampled / max(stats.seconds, 1e-9),
+      'seconds': time.monotonic() - self._step_began,
     }
     self._count(groups)
     gap = max(self.totals['max_logprob_gap'], trained['max_logprob_gap'])
@@ -347,7 +350,15 @@ class Run:
     totals['seconds'] += time.monotonic() - self.began
     if self._compiled is not None:
       totals['compilations_after_warmup'] = compiles.count() - self._compiled
-    summary = {'before': before, 'after': after, 'steps': self.step, **totals}
+    summary = {
+      'before': before,
+      'after': after,
+      'steps': self.step,
+      'cold_start_steps': self.cold_steps,
+      **totals,
+    }
+    if 'untrained' in self.evaluations:
+      summary['untrained'] = self.evaluations['untrained']
     storage.write_json(self.workdir / 'summary.json', summary)
     if self.o.pages and (recorded := trajectory_steps(self.workdir)):
       viewer.write_pages(self.workdir, recorded[-1])

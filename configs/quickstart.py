@@ -129,6 +129,8 @@ def get_config() -> ml_collections.ConfigDict:
         'tasks': tasks | {'split': 'test', 'n': 512},
         'samples': 2,
       },
+      'advantages': {'function': 'agentjax.rl.advantages.grpo'},
+      'mask_observations': True,
       'steps': 30,
       'groups': 32,
       'group_size': 8,

@@ -56,3 +56,19 @@ def rloo(
     if n > 1:
       out[rows] = n / (n - 1) * (rewards[rows] - rewards[rows].mean())
   return out
+
+
+def grpo_shuffled(
+  rewards_N: np.ndarray, groups_N: np.ndarray, valid_N: np.ndarray
+) -> np.ndarray:
+  """A control: `grpo` on rewards that were shuffled within their groups.
+
+  Who did well is lost, all statistics stay: nothing can be learned from it.
+  The shuffle is keyed by the group's number.
+  """
+  rewards = np.array(rewards_N, np.float64)
+  for group in np.unique(groups_N):
+    rows = np.flatnonzero((groups_N == group) & valid_N)
+    rng = np.random.default_rng([0, int(group)])
+    rewards[rows] = rewards[rng.permutation(rows)]
+  return grpo(rewards, groups_N, valid_N)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agentjax.rl.advantages import grpo, rloo
+from agentjax.rl.advantages import grpo, grpo_shuffled, rloo
 
 ALL = np.array([True] * 4)
 
@@ -55,3 +55,17 @@ def test_scale_does_not_matter():
   r = np.array([1.0, 4, 2, 2])
   a, b = grpo(r, np.zeros(4), ALL), grpo(1000 * r - 7, np.zeros(4), ALL)
   np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_the_shuffled_control_keeps_groups_and_loses_who_did_well():
+  rng = np.random.default_rng(0)
+  groups = np.repeat(np.arange(200), 8)
+  rewards = rng.random(1600).round()
+  valid = rng.random(1600) < 0.9
+  plain, control = (f(rewards, groups, valid) for f in (grpo, grpo_shuffled))
+  for g in range(200):
+    own = (groups == g) & valid
+    np.testing.assert_allclose(sorted(plain[own]), sorted(control[own]))
+  assert not control[~valid].any()
+  assert abs(np.corrcoef(plain[valid], control[valid])[0, 1]) < 0.1
+  np.testing.assert_array_equal(control, grpo_shuffled(rewards, groups, valid))
