@@ -20,6 +20,8 @@ def get_config() -> ml_collections.ConfigDict:
     'split': 'train',
     'n': 4096,
     'seed': seed,
+    'least': 10,
+    'most': 9999,
   }
   environment = {
     'function': 'agentjax.env.arithmetic.environment',
@@ -90,7 +92,7 @@ def get_config() -> ml_collections.ConfigDict:
       },
       'optimizer': {
         'call': 'agentjax.learner.adamw',
-        'learning_rate': 5e-4,
+        'learning_rate': 3e-4,
         'warmup_steps': 5,
       },
       'cold_start': {
@@ -131,7 +133,7 @@ def get_config() -> ml_collections.ConfigDict:
       },
       'advantages': {'function': 'agentjax.rl.advantages.grpo'},
       'mask_observations': True,
-      'steps': 30,
+      'steps': 60,
       'groups': 32,
       'group_size': 8,
       'use_reference': True,

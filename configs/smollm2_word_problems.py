@@ -79,7 +79,7 @@ def get_config() -> ml_collections.ConfigDict:
         'turns': 4,
         'turn_tokens': 48,
         'model_tokens': 96,
-        'context': 288,
+        'context': 224,
         'observation_tokens': 64,
       },
       'sampling': {
@@ -88,10 +88,10 @@ def get_config() -> ml_collections.ConfigDict:
       },
       'engine': {
         'function': 'agentjax.rollout.engine.Engine',
-        'slots': 16,
-        'context': 288,
+        'slots': 32,
+        'context': 224,
         'chunk': 16,
-        'buckets': (16, 64, 128),
+        'buckets': (16, 80, 128),
       },
       'learner': {
         'function': 'agentjax.learner.Learner',
@@ -101,14 +101,14 @@ def get_config() -> ml_collections.ConfigDict:
           'clip_high': 0.28,
         },
         'rows': 4,
-        'length': 288,
+        'length': 224,
         'shares': (0.4, 1.0),
         'remat': False,
         'unroll': True,
       },
       'optimizer': {
         'call': 'agentjax.learner.adamw',
-        'learning_rate': 1e-5,
+        'learning_rate': 2e-5,
         'warmup_steps': 2,
       },
       'cold_start': {
@@ -139,7 +139,7 @@ def get_config() -> ml_collections.ConfigDict:
         'untrained': True,
       },
       'steps': 24,
-      'groups': 4,
+      'groups': 6,
       'group_size': 8,
       'checkpoint_every': 10,
       'tool_threads': 4,

@@ -56,15 +56,17 @@ def tasks(
   seed: int = 0,
   *,
   calls: int = 2,
+  least: int = 0,
+  most: int = 10**6,
   system: str | None = None,
 ) -> list[Task]:
   """`n` different tasks; a pure function of its arguments.
 
-  The first k of n tasks are those of a call with k. Neither the result nor a
-  result on the way is negative.
+  The first k of n tasks are those of a call with k.
 
   Args:
     calls: how many operations a task has, 1 or 2.
+    least, most: bounds of the result and of a result on the way.
     system: text of a system message to put first.
 
   Raises:
@@ -79,12 +81,13 @@ def tasks(
   for _ in range(20 * n + 1000):
     if len(found) == n:
       break
-    task = _task(rng, split, numbers, calls, system)
-    found.setdefault(task.id, task)
+    task = _task(rng, split, numbers, calls, (least, most), system)
+    if task is not None:
+      found.setdefault(task.id, task)
   if len(found) < n:
     raise ValueError(
-      f'found {len(found)} different tasks with calls={calls} in split '
-      f'{split!r}, not {n}: ask for fewer'
+      f'found {len(found)} different tasks with calls={calls} and results of '
+      f'{least} to {most} in split {split!r}, not {n}: ask for fewer'
     )
   return list(found.values())
 
@@ -171,13 +174,19 @@ def _held_out(number: int) -> bool:
   return hashlib.sha256(f'operand {number}'.encode()).digest()[0] < 64
 
 
-def _task(rng, split, numbers, calls, system) -> Task:
-  """A random task. Every form is as likely: its numbers are drawn again."""
+def _task(rng, split, numbers, calls, bounds, system) -> Task | None:
+  """A random task. Every form is as likely: its numbers are drawn again.
+
+  None where a form has hardly any numbers whose results are within bounds.
+  """
   operators = [list(_OPERATORS)[i] for i in rng.integers(3, size=calls)]
-  results = [-1]
-  while min(results) < 0:
+  for _ in range(100):
     chosen = [int(n) for n in rng.choice(numbers, calls + 1)]
     results = _results(chosen, operators)
+    if bounds[0] <= min(results) and max(results) <= bounds[1]:
+      break
+  else:
+    return None
   text = f'{chosen[0]}{operators[0]}{chosen[1]}'
   name = f'{chosen[0]}{_OPERATORS[operators[0]]}{chosen[1]}'
   if calls == 2:

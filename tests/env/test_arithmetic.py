@@ -159,3 +159,15 @@ def test_expert_that_stops_too_early():
   (task,) = arithmetic.tasks('train', 1)
   with pytest.raises(RuntimeError, match='after 0 acts'):
     demonstrate(arithmetic.environment(), task, silent())
+
+
+def test_results_stay_within_bounds():
+  for task in arithmetic.tasks('test', 300, least=10, most=9999):
+    a, b, c = task.metadata['numbers']
+    first, second = task.metadata['operators']
+    on_the_way = eval(f'{a}{first}{b}')  # our own text, not a policy's
+    assert 10 <= on_the_way <= 9999
+    assert task.verify['answer'] == eval(f'({a}{first}{b}){second}{c}')
+    assert 10 <= task.verify['answer'] <= 9999
+  with pytest.raises(ValueError, match='results of 0 to 5 in split'):
+    arithmetic.tasks('test', 10, calls=2, most=5)
