@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from agentjax import storage
 from agentjax.model.config import ModelConfig
 
 
@@ -25,14 +28,21 @@ class Checkpoints:
   """The checkpoints of one run, in `<workdir>/checkpoints`.
 
   Args:
+    facts: what a checkpoint of this run depends on beside its model, by name
+      and JSON-able; one with others is refused as one of another model is.
     keep: newest ones to keep.
   """
 
   def __init__(
-    self, workdir: epath.PathLike, config: ModelConfig, keep: int = 2
+    self,
+    workdir: epath.PathLike,
+    config: ModelConfig,
+    facts: Mapping[str, Any] | None = None,
+    keep: int = 2,
   ):
     self.path = epath.Path(workdir) / 'checkpoints'
-    self._model = json.loads(json.dumps(dataclasses.asdict(config)))
+    made_with = {**dataclasses.asdict(config), **(facts or {})}
+    self._made_with = json.loads(json.dumps(made_with))
     self._manager = ocp.CheckpointManager(
       self.path.resolve(),
       options=ocp.CheckpointManagerOptions(
@@ -49,15 +59,24 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-    """Saves `state` (arrays) and `meta` (JSON-able) as `step`; blocks."""
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        meta=ocp.args.JsonSave({'model': self._model, **meta}),
-      ),
+    """Saves `state` (arrays) and `meta` (JSON-able) as `step`; blocks.
+
+    Raises:
+      storage.StorageFull: the checkpoints before it stand.
+    """
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(state),
+      meta=ocp.args.JsonSave({'made_with': self._made_with, **meta}),
     )
-    self._manager.wait_until_finished()
+    with storage.full_disk_named(self.path / str(step)):
+      try:
+        self._manager.save(step, args=args)
+        self._manager.wait_until_finished()
+      except ValueError as error:
+        # TensorStore has the system's error in its text alone.
+        if os.strerror(errno.ENOSPC) not in str(error):
+          raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
   def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict]:
     """Restores (state, meta) of `step`, by default the newest.
@@ -66,7 +85,9 @@ class Checkpoints:
       like: a state with the shapes, types and shardings to restore into.
 
     Raises:
-      ValueError: the checkpoint is of another model, or there is none.
+      storage.WorkdirMismatch: the checkpoint is of another model, or made
+        with other facts; nothing was changed.
+      ValueError: there is none.
     """
     step = self.latest if step is None else step
     if step is None:
@@ -74,25 +95,32 @@ class Checkpoints:
     meta = self._manager.restore(
       step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
     )['meta']
-    self._check(meta.get('model', {}), step)
+    self._check(meta.get('made_with', {}), step)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    state = self._manager.restore(
-      step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
-    )['state']
+    try:
+      state = self._manager.restore(
+        step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
+      )['state']
+    except ValueError as error:
+      # The model is the same, so it is the optimizer that has another shape.
+      raise self._mismatch(step, f'its arrays do not fit: {error}') from error
     return state, meta
 
   def _check(self, found: Mapping[str, Any], step: int) -> None:
     differ = [
       f'{k} is {found.get(k)!r} there and {v!r} here'
-      for k, v in self._model.items()
+      for k, v in self._made_with.items()
       if found.get(k) != v
     ]
     if differ:
-      raise ValueError(
-        f'checkpoint {self.path}/{step} is of another model: '
-        f'{"; ".join(differ)}. Nothing was changed: choose its config, or '
-        'another workdir'
-      )
+      raise self._mismatch(step, '; '.join(differ))
+
+  def _mismatch(self, step: int, why: str) -> storage.WorkdirMismatch:
+    return storage.WorkdirMismatch(
+      f'checkpoint {self.path}/{step} is not of this config: {why}. Nothing '
+      'was changed: start with the config that it was made with, or in '
+      'another workdir'
+    )
 
   def close(self) -> None:
     """Waits for what is under way."""

@@ -14,12 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from agentjax import storage
 from agentjax.records import task_to_json
 from agentjax.types import Group, Task
 
 
 class Curriculum:
   """Draws tasks without replacement, epoch after epoch.
+
+  A draw may reach into the next epoch; a task that it already holds is then
+  left out of that epoch.
 
   Args:
     tasks: at least one, ids unique. seed: of the orders.
@@ -78,13 +82,13 @@ class Curriculum:
     """Goes on from a state.
 
     Raises:
-      ValueError: it belongs to other tasks or another seed.
+      storage.WorkdirMismatch: it belongs to other tasks or another seed.
     """
     if state['tasks'] != self._fingerprint():
-      raise ValueError(
+      raise storage.WorkdirMismatch(
         f'the checkpoint was made with other tasks or another seed '
         f'({state["tasks"]}, not {self._fingerprint()}): use those, or start '
-        'in a new workdir'
+        'in another workdir'
       )
     self.position, self.draws = state['position'], state['draws']
 

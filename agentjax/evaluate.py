@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,10 @@ class Evaluation:
   tasks: int
   statuses: dict[str, int]
   reward: float
+
+  def __str__(self) -> str:
+    p, low, high = self.pass_at[1]
+    return f'pass@1 {p:.3f} [{low:.3f}, {high:.3f}] of {self.n}'
 
   def to_json(self) -> dict[str, Any]:
     """As it stands in summary.json."""
@@ -92,6 +96,21 @@ def score(groups: Sequence[Group]) -> Evaluation:
     statuses,
     float(np.mean(rewards)) if rewards else 0.0,
   )
+
+
+def rows(
+  evaluations: Mapping[str, Mapping[str, Any]], step: int
+) -> list[dict[str, Any]]:
+  """Rows for the recorder: of the evaluations by name, those of `step`."""
+  out = []
+  for when, values in evaluations.items():
+    if values['step'] == step:
+      low, high = values['pass@1_interval']
+      row = {'name': 'held-out', 'when': when, 'success': values['pass@1']}
+      row |= {'low': low, 'high': high, **values}
+      del row['step']  # the record has its own
+      out.append(row)
+  return out
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

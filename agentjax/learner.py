@@ -135,6 +135,7 @@ class Learner:
         f'length {length} exceeds the {config.context} positions of the model'
       )
     self.config, self.rows, self.length = config, rows, length
+    self.kl_coef = kl_coef
     self.mesh, self._optimizer = mesh, optimizer
     self._capacities = [max(1, int(rows * length * s)) for s in shares]
     if mesh is not None:

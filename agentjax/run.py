@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from agentjax import compiles, plots, progress, storage, viewer
+from agentjax import compiles, plots, progress, storage, tally, viewer
 from agentjax.checkpoint import Checkpoints
 from agentjax.curriculum import Curriculum
-from agentjax.evaluate import Evaluation, evaluate, failure_rate
+from agentjax.evaluate import evaluate, failure_rate, rows
 from agentjax.learner import Learner, State
 from agentjax.model import transformer
 from agentjax.recorder import (
@@ -32,8 +32,13 @@ from agentjax.rl import losses
 from agentjax.rl.batch import pack
 from agentjax.rollout.collect import CollectStats, collect
 from agentjax.sft import batches
-from agentjax.training import TooManyFailures, Training
-from agentjax.types import Group, Trajectory
+from agentjax.training import (
+  ConfigError,
+  TooManyFailures,
+  Training,
+  check_fit,
+)
+from agentjax.types import Group
 
 
 class Run:
@@ -46,17 +51,25 @@ class Run:
     config = o.policy.config
     self.cold_steps = o.cold_start.steps if o.cold_start else 0
     stops = o.chat.stop_automaton(config.padded_vocab)
-    self.engine = o.engine(config, stops)
-    self.learner = o.learner(config, optimizer=o.optimizer)
-    self.teacher = o.learner(
-      config,
-      optimizer=o.cold_start_optimizer or o.optimizer,
-      loss=losses.cross_entropy,
-      kl_coef=0.0,
-      entropy_coef=0.0,
-    )
+    try:
+      self.engine = o.engine(config, stops)
+      self.learner = o.learner(config, optimizer=o.optimizer)
+      self.teacher = o.learner(
+        config,
+        optimizer=o.cold_start_optimizer or o.optimizer,
+        loss=losses.cross_entropy,
+        kl_coef=0.0,
+        entropy_coef=0.0,
+      )
+    except ValueError as error:
+      raise ConfigError(f'engine or learner: {error}') from error
+    check_fit(o, self.engine, self.learner)
     self.curriculum = Curriculum(o.tasks, o.seed)
-    self.checkpoints = Checkpoints(self.workdir, config)
+    facts = {
+      'cold_start.steps': self.cold_steps,
+      'use_reference': o.use_reference,
+    }
+    self.checkpoints = Checkpoints(self.workdir, config, facts)
     self.recorder = Recorder(self.workdir, decode=o.chat.vocab.decode)
     self.progress = progress.Progress(self.cold_steps + o.steps)
     self.step = 0
@@ -73,7 +86,7 @@ class Run:
     self.evaluations: dict[str, Any] = {}
     self.last: tuple[list[Group], dict[str, np.ndarray]] = ([], {})
     self._cold_batches = None
-    self._compiled = None
+    self._compiled = 0
     self._step_began = 0.0
 
   # ---- start and resume ---------------------------------------------------
@@ -128,10 +141,22 @@ class Run:
     self.engine.load(self.state.params, self.step)
     n, seconds = self.engine.compile()
     print(f'engine: {n} programs compiled in {seconds:.1f} s')
-    if self.step >= self.cold_steps:
-      self._warm_up_learner()
+    if 'before' in self.evaluations:
+      self.state = self.learner.compile(self.state, self.reference)
+    self._compiled = compiles.count()
 
-  def _warm_up_learner(self) -> None:
+  def _tally_compilations(self) -> None:
+    """Adds what was compiled since the last warm-up to the totals."""
+    now = compiles.count()
+    self.totals['compilations_after_warmup'] += now - self._compiled
+    self._compiled = now
+
+  def _begin_reinforcement(self) -> None:
+    """Keeps the policy of the cold start as a reference, and compiles."""
+    self._tally_compilations()
+    self.state = self.learner.init(self.state.params)
+    if self.o.use_reference:
+      self.reference = jax.tree.map(lambda x: x.copy(), self.state.params)
     self.state = self.learner.compile(self.state, self.reference)
     self._compiled = compiles.count()
 
@@ -165,7 +190,6 @@ class Run:
       self.recorder.metrics(step, metrics)
     self.progress.update(step, tokens=int(metrics['loss_tokens']))
     if step == self.cold_steps:
-      self.state = self.learner.init(self.state.params)
       self._cold_batches = None
     elif step % o.checkpoint_every == 0:
       self._save()
@@ -226,7 +250,7 @@ class Run:
       for t, a in zip(trajectories, credit, strict=True)
     }
     self.last = (list(groups), by_id)
-    metrics: dict[str, float] = {}
+    made: list[dict[str, float]] = []
     for part in np.array_split(np.arange(len(trajectories)), o.minibatches):
       batch = pack(
         [trajectories[i] for i in part],
@@ -237,9 +261,13 @@ class Run:
         mask_observations=o.mask_observations,
       )
       self.state, new = self.learner.update(self.state, batch, self.reference)
-      # The gap between sampler and learner is one only before weights move.
-      gap = metrics.get('max_logprob_gap', new['max_logprob_gap'])
-      metrics = new | {'max_logprob_gap': gap}
+      made.append(new)
+    metrics = {k: float(np.mean([m[k] for m in made])) for k in made[0]}
+    metrics['loss_tokens'] = sum(m['loss_tokens'] for m in made)
+    metrics['max_ratio'] = max(m['max_ratio'] for m in made)
+    metrics['skipped_updates'] = made[-1]['skipped_updates']
+    # The gap between sampler and learner is one only before weights move.
+    metrics['max_logprob_gap'] = made[0]['max_logprob_gap']
     metrics['groups_without_signal'] = float(
       np.mean([not np.any(credit[i * o.group_size : (i + 1) * o.group_size])
                for i in range(len(groups))])
@@ -260,7 +288,7 @@ class Run:
     sampled = sum(t.model_tokens for t in trajectories)
     metrics = {
       'phase': 'reinforcement',
-      **_outcome(trajectories),
+      **tally.outcome(trajectories),
       **trained,
       'tokens_sampled': sampled,
       'infra_retries': stats.retries,
@@ -270,8 +298,9 @@ class Run:
       'seconds': time.monotonic() - self._step_began,
     }
     self._count(groups)
-    gap = max(self.totals['max_logprob_gap'], trained['max_logprob_gap'])
-    self.totals['max_logprob_gap'] = gap
+    # Not max(): it would hide a gap that is NaN.
+    gaps = (self.totals['max_logprob_gap'], trained['max_logprob_gap'])
+    self.totals['max_logprob_gap'] = float(np.maximum(*gaps))
     self.recorder.metrics(step, metrics)
     if step % self.o.record_every == 0:
       self.recorder.trajectories(step, *self.last)
@@ -286,14 +315,8 @@ class Run:
       self._save()
 
   def _count(self, groups: Sequence[Group]) -> None:
-    """Adds to the totals what a draw should have cost: each group's prompt
-    once, and every observation."""
-    for g in groups:
-      for i, t in enumerate(g.trajectories):
-        segments = t.segments if i == 0 else t.segments[1:]
-        self.totals['tokens_expected'] += sum(
-          len(s) for s in segments if s.stop is None
-        )
+    """Adds to the totals what a draw cost, and what it should have cost."""
+    self.totals['tokens_expected'] += tally.expected_prefill(groups)
     stats = self.engine.stats
     self.totals['tokens_sampled'] += stats.tokens_sampled
     self.totals['tokens_prefilled'] += stats.tokens_prefilled
@@ -301,11 +324,12 @@ class Run:
 
   # ---- evaluation, saving, the end ----------------------------------------
 
-  def evaluate(self, name: str) -> dict[str, Any]:
-    """Evaluates once a run; a resumed run has it from its checkpoint."""
-    if name in self.evaluations:
-      return self.evaluations[name]
+  def evaluate(self, name: str) -> None:
+    """Evaluates, unless a checkpoint has the evaluation of this step."""
     o = self.o
+    due = self.cold_steps if name == 'before' else self.step
+    if self.evaluations.get(name, {}).get('step') == due:
+      return
     self.engine.load(self.state.params, self.step)
     self.progress.note(f'evaluating on {len(o.evaluation.tasks)} tasks')
     result, groups = evaluate(
@@ -316,19 +340,15 @@ class Run:
     )
     self._stop_if_failing(groups)
     self._count(groups)
-    p, low, high = result.pass_at[1]
-    self.evaluations[name] = result.to_json()
-    row = {'name': 'held-out', 'when': name, 'success': p, 'low': low}
-    row |= {'high': high, **self.evaluations[name]}
-    self.recorder.evaluation(self.step, [row])
-    self.progress.note(f'{name}: {_describe(result)}')
+    self.evaluations[name] = {'step': self.step, **result.to_json()}
+    self.recorder.evaluation(self.step, rows(self.evaluations, self.step))
+    self.progress.note(f'{name}: {result}')
     if name == 'before':
-      if o.use_reference:
-        self.reference = jax.tree.map(lambda x: x.copy(), self.state.params)
-      self._warm_up_learner()
-    if self.checkpoints.latest != self.step:
+      self._begin_reinforcement()
+    # What comes next at step 0 of a run without a cold start saves it too.
+    next_saves = name == 'untrained' and self.cold_steps == 0
+    if self.checkpoints.latest != self.step and not next_saves:
       self._save()
-    return self.evaluations[name]
 
   def _save(self) -> None:
     arrays = {'learner': self.state}
@@ -337,6 +357,7 @@ class Run:
     now = time.monotonic()
     self.totals['seconds'] += now - self.began
     self.began = now
+    self._tally_compilations()
     meta = {
       'curriculum': self.curriculum.state(),
       'totals': self.totals,
@@ -344,21 +365,17 @@ class Run:
     }
     self.checkpoints.save(self.step, arrays, meta)
 
-  def summarize(self, before: dict, after: dict) -> dict[str, Any]:
+  def summarize(self) -> dict[str, Any]:
     """Writes summary.json, the learning curve and the pages."""
+    self._tally_compilations()
     totals = dict(self.totals)
     totals['seconds'] += time.monotonic() - self.began
-    if self._compiled is not None:
-      totals['compilations_after_warmup'] = compiles.count() - self._compiled
     summary = {
-      'before': before,
-      'after': after,
+      **self.evaluations,
       'steps': self.step,
       'cold_start_steps': self.cold_steps,
       **totals,
     }
-    if 'untrained' in self.evaluations:
-      summary['untrained'] = self.evaluations['untrained']
     storage.write_json(self.workdir / 'summary.json', summary)
     if self.o.pages and (recorded := trajectory_steps(self.workdir)):
       viewer.write_pages(self.workdir, recorded[-1])
@@ -367,29 +384,10 @@ class Run:
       read_evaluations(self.workdir),
       self.workdir / 'learning_curve.png',
     )
-    print(f'figure success_before {before["pass@1"]:.4f}')
-    print(f'figure success_after {after["pass@1"]:.4f}')
+    print(f'figure success_before {self.evaluations["before"]["pass@1"]:.4f}')
+    print(f'figure success_after {self.evaluations["after"]["pass@1"]:.4f}')
     return summary
 
   def close(self) -> None:
     self.progress.__exit__()
     self.checkpoints.close()
-
-
-def _outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Means over the trajectories whose reward can be trusted."""
-  scored = [t for t in trajectories if t.reward is not None]
-  n = max(1, len(scored))
-  return {
-    'reward': sum(t.reward.value for t in scored) / n,
-    'success': sum(t.reward.success for t in scored) / n,
-    'unscored': len(trajectories) - len(scored),
-    'turns': sum(len(t.turns) for t in trajectories) / len(trajectories),
-    'model_tokens': sum(t.model_tokens for t in trajectories)
-    / len(trajectories),
-  }
-
-
-def _describe(result: Evaluation) -> str:
-  p, low, high = result.pass_at[1]
-  return f'pass@1 {p:.3f} [{low:.3f}, {high:.3f}] of {result.n}'

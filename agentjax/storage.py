@@ -35,6 +35,10 @@ class WorkdirLocked(RuntimeError):
   """Another process works in this workdir."""
 
 
+class WorkdirMismatch(ValueError):
+  """What stands in this workdir is of another run."""
+
+
 def is_bucket(path: epath.PathLike) -> bool:
   """True for object stores, which replace whole objects atomically."""
   return '://' in os.fspath(path)
@@ -55,7 +59,7 @@ def write_bytes(path: epath.PathLike, data: bytes) -> None:
     OSError: any other failure; the old file, if any, stands.
   """
   path = epath.Path(path)
-  with _full_disk_named(path):
+  with full_disk_named(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_bucket(path):
       path.write_bytes(data)
@@ -77,7 +81,8 @@ def write_bytes(path: epath.PathLike, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk_named(path: epath.Path) -> Iterator[None]:
+def full_disk_named(path: epath.PathLike) -> Iterator[None]:
+  """Raises StorageFull, with `path` and the remedy, for a full disk."""
   try:
     yield
   except OSError as e:
@@ -289,7 +294,7 @@ class WorkdirLock:
       return self
     import fcntl  # not on every system that can read a workdir
 
-    with _full_disk_named(self._path):
+    with full_disk_named(self._path):
       self._path.parent.mkdir(parents=True, exist_ok=True)
       # Opened for append: it must not lose its owner's name before it is ours.
       file = open(self._path, 'a+', encoding='utf-8')

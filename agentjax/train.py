@@ -22,28 +22,32 @@ def train(workdir: epath.PathLike, training: Training) -> dict[str, Any]:
   """Trains, and returns what it writes into `<workdir>/summary.json`.
 
   Args:
-    workdir: of this run alone; started again with it, the run goes on.
+    workdir: of this run alone; started again with it, the run goes on. Model,
+      tasks, seed, cold start and the use of a reference must be the same then;
+      what else changed (more steps, another rate) holds from there on.
 
   Raises:
     storage.WorkdirLocked: another process uses it.
     storage.StorageFull: the disk is full; what was saved stands.
     TooManyFailures: see `Training.max_failure_rate`.
-    ValueError: the workdir's checkpoint is of another model or other tasks.
+    storage.WorkdirMismatch: its checkpoint is of another model, other tasks.
+    ConfigError: parts that do not go together.
   """
   with storage.WorkdirLock(workdir):
     storage.remove_leftovers(workdir)
     run = Run(workdir, training)
     try:
       run.start()
-      if training.evaluation.untrained:
+      if training.evaluation.untrained and run.step == 0:
         run.evaluate('untrained')
       for step in range(run.step + 1, run.cold_steps + 1):
         run.cold_start_step(step)
-      before = run.evaluate('before')
+      run.evaluate('before')
       for step in range(run.step + 1, run.cold_steps + training.steps + 1):
         groups, stats = run.collect()
         trained = run.update(groups)
         run.finish_step(step, groups, trained, stats)
-      return run.summarize(before, run.evaluate('after'))
+      run.evaluate('after')
+      return run.summarize()
     finally:
       run.close()

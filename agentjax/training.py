@@ -7,6 +7,7 @@ refused here, before anything slow is made.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,14 @@ from agentjax.text.chat import Chat
 from agentjax.types import Task
 
 Estimator = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class ConfigError(ValueError):
+  """The config is wrong; the message names the key and the remedy."""
+
+
+class TooManyFailures(RuntimeError):
+  """Environments or infrastructure fail so often that training is no use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +56,12 @@ class Evaluating:
   untrained: bool = False
   sampling: Sampling = Sampling()
 
-
-class TooManyFailures(RuntimeError):
-  """Environments or infrastructure fail so often that training is no use."""
+  def __post_init__(self):
+    _check_ids('evaluation.tasks', self.tasks)
+    if self.samples < 1:
+      raise ConfigError(
+        f'evaluation.samples is {self.samples}: give at least 1'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,18 +114,86 @@ class Training:
     for name in ('groups', 'group_size', 'minibatches', 'checkpoint_every',
                  'record_every', 'tool_threads'):  # fmt: skip
       if getattr(self, name) < 1:
-        raise ValueError(f'{name} is {getattr(self, name)}: give at least 1')
+        raise ConfigError(f'{name} is {getattr(self, name)}: give at least 1')
     if self.steps < 0:
-      raise ValueError(f'steps is {self.steps}: give 0 or more')
+      raise ConfigError(f'steps is {self.steps}: give 0 or more')
+    self._check_data()
+    self._check_learning()
+
+  def _check_data(self) -> None:
+    _check_ids('tasks', self.tasks)
+    if self.groups > len(self.tasks):
+      raise ConfigError(
+        f'a draw of {self.groups} groups from {len(self.tasks)} tasks: lower '
+        'groups, or add tasks'
+      )
+    ids, config = self.chat.vocab.size, self.policy.config
+    if config.vocab_size != ids:
+      raise ConfigError(
+        f'the model has vocab_size {config.vocab_size} and the vocabulary '
+        f'{ids} ids: they must be equal; ids that only pad the table count '
+        'in padded_vocab'
+      )
+
+  def _check_learning(self) -> None:
     if self.minibatches > self.groups * self.group_size:
-      raise ValueError(
+      raise ConfigError(
         f'{self.minibatches} minibatches of {self.groups} groups of '
         f'{self.group_size}: lower minibatches'
       )
-    if self.cold_start and self.cold_start_optimizer is None:
-      raise ValueError('a cold start needs a cold_start_optimizer')
-    for sampling in (self.sampling,):
-      if sampling.temperature == 0:
-        raise ValueError(
-          'sampling.temperature is 0: greedy choices have no policy gradient'
-        )
+    if (self.cold_start is None) != (self.cold_start_optimizer is None):
+      raise ConfigError(
+        'cold_start and cold_start_optimizer go together: give both or none'
+      )
+    sampling = self.sampling
+    if sampling.temperature == 0:
+      raise ConfigError(
+        'sampling.temperature is 0: greedy choices have no policy gradient'
+      )
+    if dataclasses.replace(sampling, temperature=1.0) != Sampling():
+      raise ConfigError(
+        f'{sampling} truncates, and the learner knows only the whole '
+        'distribution: truncate in evaluation.sampling alone'
+      )
+    # Two groups of one: whoever takes each group by itself has no baseline.
+    alone = self.advantages(
+      np.array([1.0, 0.0]), np.array([0, 1]), np.array([True, True])
+    )
+    if self.group_size == 1 and self.steps and not np.any(alone):
+      raise ConfigError(
+        'group_size is 1, and these advantages compare the trajectories of a '
+        'group: all would be 0; give at least 2'
+      )
+
+
+def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
+  """Refuses parts that would not go together, before the first step.
+
+  Raises:
+    ConfigError: says which, and the remedy.
+  """
+  context = training.limits.context
+  for name, has in (
+    ('engine.context', engine.context),
+    ('learner.length', learner.length),
+  ):
+    if context > has:
+      raise ConfigError(
+        f'limits.context {context} exceeds {name} {has}: lower it, or raise '
+        f'{name}'
+      )
+  if learner.kl_coef and not training.use_reference:
+    raise ConfigError(
+      f'learner.kl_coef {learner.kl_coef} without a reference has no effect: '
+      'set use_reference, or kl_coef to 0'
+    )
+
+
+def _check_ids(name: str, tasks: Sequence[Task]) -> None:
+  ids = [t.id for t in tasks]
+  if not ids or len(set(ids)) != len(ids):
+    twice = sorted(i for i, n in Counter(ids).items() if n > 1)[:3]
+    raise ConfigError(
+      f'{name} holds {len(ids)} tasks, ids standing twice: {twice}: give at '
+      'least one task, each with an id of its own'
+    )

@@ -4,8 +4,8 @@ Floor 4. A section with the key `call` is a call: the dotted name is resolved,
 the other keys are its keyword arguments, and what is itself a section is built
 first. A section with the key `function` is that function with its other keys
 bound, for whoever calls it later; one with the key `value` is the named thing
-itself. A key that the callable does not take is
-refused with the nearest name. There is no other rule, and no registry.
+itself. A key that the callable does not take is refused with the nearest name.
+There is no other rule, and no registry.
 """
 
 from __future__ import annotations
@@ -14,22 +14,35 @@ import difflib
 import functools
 import importlib
 import inspect
+import typing
 from collections.abc import Mapping
 from typing import Any
 
+from agentjax import storage
+from agentjax.env.base import InfraError
+from agentjax.model.tensors import WeightsError
 from agentjax.train import train
-from agentjax.training import Training
+from agentjax.training import ConfigError, TooManyFailures, Training
 
+# What ends a run that a person can put right: the message is enough.
+REFUSALS = (
+  storage.WorkdirLocked,
+  storage.WorkdirMismatch,
+  storage.StorageFull,
+  TooManyFailures,
+  WeightsError,
+  InfraError,
+)
 
-class ConfigError(ValueError):
-  """The config is wrong; the message names the section, key and remedy."""
+_PLAIN_TYPES = (int, float, bool, str)
 
 
 def build(section: Any, path: str = 'config') -> Any:
   """What a section stands for; anything that is no section is itself.
 
   Raises:
-    ConfigError: a name that does not resolve, or a key that is not taken.
+    ConfigError: a name that does not resolve, a key that is not taken, or a
+      value that the callable refuses (ValueError) or cannot read (OSError).
   """
   if isinstance(section, (list, tuple)):
     return type(section)(
@@ -47,7 +60,10 @@ def build(section: Any, path: str = 'config') -> Any:
   if 'call' in section:
     target = resolve(section['call'], f'{path}.call')
     check(target, arguments, path, complete=True)
-    return target(**arguments)
+    try:
+      return target(**arguments)
+    except (ValueError, OSError) as error:
+      raise ConfigError(f'{path}: {error}') from error
   if 'function' in section:
     target = resolve(section['function'], f'{path}.function')
     check(target, arguments, path, complete=False)
@@ -79,7 +95,7 @@ def resolve(name: str, path: str) -> Any:
 def check(
   target: Any, arguments: Mapping[str, Any], path: str, *, complete: bool
 ) -> None:
-  """Refuses arguments that `target` does not take, or lacks."""
+  """Refuses arguments that `target` does not take, lacks, or mistypes."""
   if not callable(target):
     raise ConfigError(f'{path}: {target!r} cannot be called')
   parameters = inspect.signature(target).parameters
@@ -89,6 +105,7 @@ def check(
       near = difflib.get_close_matches(key, list(parameters), 1)
       hint = f', nearest is {near[0]}' if near else ''
       raise ConfigError(f'{path}.{key} is not known{hint}')
+  _check_types(target, arguments, path)
   missing = [
     p.name
     for p in parameters.values()
@@ -98,6 +115,27 @@ def check(
   ]
   if complete and missing:
     raise ConfigError(f'{path} lacks {missing}')
+
+
+def _check_types(target: Any, arguments: Mapping[str, Any], path: str) -> None:
+  """Refuses what is no number, text or truth value where one is asked for."""
+  owner = target.__init__ if inspect.isclass(target) else target
+  try:
+    hints = typing.get_type_hints(owner)
+  except (NameError, TypeError):  # of a callable that says nothing of types
+    return
+  for key, value in arguments.items():
+    wanted = hints.get(key)
+    if wanted not in _PLAIN_TYPES:
+      continue
+    # An int is a float to a person, and a bool is an int to Python alone.
+    taken = (int, float) if wanted is float else wanted
+    is_bool = isinstance(value, bool)
+    if not isinstance(value, taken) or is_bool != (wanted is bool):
+      raise ConfigError(
+        f'{path}.{key} is {value!r}, a {type(value).__name__}: give a value '
+        f'of type {wanted.__name__}'
+      )
 
 
 def training(config: Mapping[str, Any]) -> Training:

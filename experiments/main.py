@@ -8,8 +8,10 @@ Floor 4. Two flags, and an override for any key of the config file:
   --config.section.key=value            changes one value of the config
 
 A wrong command line ends with exit code 2 and a message before JAX or
-anything else slow is imported; a workdir that is in use or a full disk with
-exit code 1 and a message. Everything else is `launch.run`'s.
+anything else slow is imported, and a wrong config with the same code before
+the first step. What a person can put right elsewhere (a workdir in use, a full
+disk, a checkpoint of another config, damaged weights, environments that fail)
+ends with exit code 1 and a message. A bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from agentjax import storage
 from experiments import overrides
 
 
@@ -93,8 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   except launch.ConfigError as e:
     print(e, file=sys.stderr)
     return 2
-  # What a person can put right needs no traceback.
-  except (storage.WorkdirLocked, storage.StorageFull) as e:
+  except launch.REFUSALS as e:
     print(e, file=sys.stderr)
     return 1
   return 0

@@ -29,12 +29,14 @@ FLOORS = {
   'agentjax.events': 1,
   'agentjax.rollout': 2,
   'agentjax.learner': 2,
+  'agentjax.update': 2,
   'agentjax.checkpoint': 2,
   'agentjax.recorder': 2,
   'agentjax.curriculum': 2,
   'agentjax.buffer': 2,
   'agentjax.plots': 2,
   'agentjax.progress': 2,
+  'agentjax.tally': 2,
   'agentjax.train': 3,
   'agentjax.run': 3,
   'agentjax.training': 3,
@@ -52,6 +54,7 @@ FLOORS = {
 PARTS = {
   'agentjax.rollout': {'agentjax.text', 'agentjax.model', 'agentjax.env'},
   'agentjax.learner': {'agentjax.model', 'agentjax.rl'},
+  'agentjax.update': {'agentjax.model', 'agentjax.rl'},
   'agentjax.checkpoint': {'agentjax.model'},
   'agentjax.recorder': {'agentjax.events'},
 }
@@ -60,6 +63,7 @@ PARTS = {
 # pages to read.
 ARROWS = {
   'agentjax.records': {'agentjax.types'},
+  'agentjax.learner': {'agentjax.update'},
   'agentjax.train': {'agentjax.run', 'agentjax.training'},
   'agentjax.run': {
     'agentjax.evaluate',

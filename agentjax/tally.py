@@ -1,0 +1,40 @@
+"""Numbers of a draw: what came of its trajectories, and what they cost.
+
+Floor 2. Pure functions of records; they know no engine and no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentjax.types import Group, Trajectory
+
+
+def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """Means over a draw; reward and success over those whose reward counts."""
+  scored = [t for t in trajectories if t.reward is not None]
+  n = max(1, len(scored))
+  return {
+    'reward': sum(t.reward.value for t in scored) / n,
+    'success': sum(t.reward.success for t in scored) / n,
+    'unscored': len(trajectories) - len(scored),
+    'turns': sum(len(t.turns) for t in trajectories) / len(trajectories),
+    'model_tokens': sum(t.model_tokens for t in trajectories)
+    / len(trajectories),
+  }
+
+
+def expected_prefill(groups: Sequence[Group]) -> int:
+  """Tokens that a draw has the engine run beside those that it samples.
+
+  Each group's prompt once, and each observation that a turn came after. An
+  episode that is run again after an InfraError costs its own once more.
+  """
+  total = 0
+  for g in groups:
+    began = [t for t in g.trajectories if t.turns]
+    total += len(began[0].segments[0]) if began else 0
+    for t in began:
+      # Behind the last turn an observation is never run.
+      total += sum(len(s) for s in t.segments[1:-1] if s.stop is None)
+  return total
