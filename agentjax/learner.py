@@ -6,41 +6,37 @@ unnormalised gradients and (sum, count) pairs are summed over them (and by the
 mesh over devices and hosts) and divided once. An empty mask, or a gradient
 that is not finite, leaves weights and optimizer untouched and is counted.
 
-Letters: B rows, T tokens, N loss-carrying tokens of a micro-batch.
+On a mesh over several processes each one brings its own rows, as many as it
+has; they agree on the number of micro-batches and on the program.
+
+Letters: B rows, T tokens, W parts that the mesh splits rows into, N
+loss-carrying tokens of a part of a micro-batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from agentjax import update
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.config import ModelConfig
-from agentjax.rl import kl, losses
-from agentjax.rl.batch import Batch
-from agentjax.rl.losses import Pair, PolicyLoss, weighted
-from agentjax.rl.token_stats import compact, token_stats
+from agentjax.rl import losses
+from agentjax.rl.batch import Batch, add_rows, empty_batch
+from agentjax.rl.losses import PolicyLoss
+from agentjax.update import State, Sums
 
 Loss = Callable[..., PolicyLoss]
-
-
-class State(NamedTuple):
-  """Everything that an update changes; checkpointed as it is."""
-
-  params: Any
-  opt_state: Any
-  step: jax.Array  # int32: updates that changed the weights
-  skipped: jax.Array  # int32: updates with a gradient that was not finite
 
 
 def adamw(
@@ -78,35 +74,20 @@ def adamw(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Sums:
-  """What micro-batches add up: gradients, pairs for means, maxima."""
-
-  grads: Any
-  pairs: dict[str, Pair]
-  maxima: dict[str, jax.Array]
-
-
-jax.tree_util.register_dataclass(
-  Sums, data_fields=['grads', 'pairs', 'maxima'], meta_fields=[]
-)
-
-_PAIRS = ('loss', 'kl', 'behaviour_kl', 'entropy', 'clip_fraction')
-_MAXIMA = ('logprob_gap', 'ratio')
-
-
 class Learner:
   """Updates a policy.
 
   Args:
     config: the model's. optimizer: an Optax transformation.
     loss: a policy loss of `rl.losses`, options bound.
-    rows, length: shape of a micro-batch; rows divide over data * fsdp.
+    rows, length: shape of a micro-batch over all processes; rows divide over
+      data * fsdp.
     shares: fractions of a micro-batch's tokens that may carry loss; one
       program each, the smallest that fits is used.
     kl_coef: weight of k3 to the reference, with the ratio's gradient.
     entropy_coef: weight of the entropy bonus.
-    chunk: tokens whose logits exist at once. dtype: of compute.
+    chunk: tokens whose logits exist at once, on each part of the rows.
+    dtype: of compute.
     remat, unroll: see `transformer.forward`.
     mesh: None for one device.
   """
@@ -137,16 +118,17 @@ class Learner:
     self.config, self.rows, self.length = config, rows, length
     self.kl_coef = kl_coef
     self.mesh, self._optimizer = mesh, optimizer
-    self._capacities = [max(1, int(rows * length * s)) for s in shares]
+    self._parts = 1
     if mesh is not None:
-      meshes.check(config, mesh)
-      ways = mesh.shape['data'] * mesh.shape['fsdp']
-      if rows % ways:
-        raise ValueError(
-          f'rows {rows} do not divide over data * fsdp = {ways} devices'
-        )
+      meshes.check(config, mesh, rows=rows)
+      self._parts = meshes.ways('batch', mesh)
+    self._capacities = [
+      max(1, int(rows // self._parts * length * s)) for s in shares
+    ]
+    self.local_rows = self._local_rows()
     add = functools.partial(
-      _add,
+      update.add,
+      parts=self._parts,
       config=config,
       loss=loss,
       kl_coef=kl_coef,
@@ -156,10 +138,30 @@ class Learner:
       remat=remat,
       unroll=unroll,
     )
-    self._zeros = jax.jit(_zeros)
-    self._add = jax.jit(add, static_argnames='capacity', donate_argnums=2)
+    self._jit(add)
+
+  def _jit(self, add: Callable) -> None:
+    optimizer = self._optimizer
+    # Pinned: left alone, XLA may keep sums and moments whole on every chip.
+    pins: dict[str, Any] = {'sums': {}, 'state': {}, 'apply': {}}
+    if self.mesh is not None:
+      everywhere = NamedSharding(self.mesh, PartitionSpec())
+      state = self._state_shardings(everywhere)
+      sums = Sums(state.params, everywhere, everywhere)
+      pins['sums'] = {'out_shardings': sums}
+      pins['state'] = {'out_shardings': state}
+      pins['apply'] = {'out_shardings': (state, everywhere)}
+    self._zeros = jax.jit(update.zeros, **pins['sums'])
+    self._add = jax.jit(
+      add, static_argnames='capacity', donate_argnums=2, **pins['sums']
+    )
     self._apply = jax.jit(
-      functools.partial(_apply, optimizer=optimizer), donate_argnums=0
+      functools.partial(update.apply, optimizer=optimizer),
+      donate_argnums=0,
+      **pins['apply'],
+    )
+    self._init = jax.jit(
+      functools.partial(update.init, optimizer=optimizer), **pins['state']
     )
 
   # ---- state --------------------------------------------------------------
@@ -174,14 +176,26 @@ class Learner:
       transformer.init_shapes(self.config),
     )
 
+  def _state_shardings(self, everywhere: NamedSharding) -> State:
+    params = self.shardings()
+    like = jax.eval_shape(
+      self._optimizer.init, transformer.init_shapes(self.config)
+    )
+    opt_state = optax.tree.map_params(
+      self._optimizer,
+      lambda _, sharding: sharding,
+      like,
+      params,
+      transform_non_params=lambda _: everywhere,
+    )
+    return State(params, opt_state, everywhere, everywhere)
+
   def init(self, params: Any) -> State:
     """A state with `params`, which it takes over, and a fresh optimizer."""
     if (shardings := self.shardings()) is not None:
       params = jax.device_put(params, shardings)
     with self._on_mesh():
-      opt_state = jax.jit(self._optimizer.init)(params)
-      zero = jax.jit(lambda: (jnp.int32(0), jnp.int32(0)))
-      return State(params, opt_state, *zero())
+      return self._init(params)
 
   def _on_mesh(self):
     if self.mesh is None:
@@ -190,10 +204,10 @@ class Learner:
 
   def compile(self, state: State, reference: Any = None) -> State:
     """Runs every program once on an empty batch, which changes nothing."""
-    empty = np.zeros((self.rows, self.length))
-    batch = Batch(*(empty.astype(d) for d in _DTYPES))
+    empty = empty_batch(self.local_rows, self.length)
+    self._agree(0, 0)
     for capacity in self._capacities:
-      state, _ = self._update(state, [(batch, capacity)], reference)
+      state, _ = self._update(state, [empty], capacity, reference)
     return state
 
   # ---- update -------------------------------------------------------------
@@ -201,200 +215,72 @@ class Learner:
   def update(
     self, state: State, batch: Batch, reference: Any = None
   ) -> tuple[State, dict[str, float]]:
-    """One optimizer step on a batch of this host's rows.
+    """One optimizer step on the rows of all processes.
 
     Args:
-      state: given up. batch: arrays [B, length], B a multiple of `rows` of
-        this process (`rows` / number of processes on a mesh over several).
+      state: given up.
+      batch: this process's rows [B, length], B a multiple of `local_rows`;
+        another process may have more or fewer. Processes that share a part
+        of the rows (a tensor axis over hosts) must give the same.
       reference: parameters of the KL's reference policy, or None.
 
     Returns:
       The new state, and metrics averaged over all loss-carrying tokens.
     """
-    local = (
-      self.rows // jax.process_count() if self._spans_hosts() else self.rows
-    )
-    B = batch.tokens.shape[0]
+    local, B = self.local_rows, batch.tokens.shape[0]
     if B % local or batch.tokens.shape[1] != self.length:
       raise ValueError(
         f'batch of shape {batch.tokens.shape}: rows must be a multiple of '
         f'{local} and the length {self.length}, as rl.batch.pack makes them'
       )
-    pieces = []
-    for i in range(0, B, local):
-      piece = Batch(*(x[i : i + local] for x in batch))
-      pieces.append((piece, self._capacity(piece)))
-    return self._update(state, pieces, reference)
+    part = self.rows // self._parts
+    counts = (batch.weights > 0).reshape(B // part, -1).sum(-1)
+    n, most = self._agree(B // local, int(counts.max(initial=0)))
+    batch = add_rows(batch, n * local)
+    pieces = [
+      Batch(*(x[i : i + local] for x in batch))
+      for i in range(0, n * local, local)
+    ]
+    capacity = next(c for c in self._capacities if c >= most)
+    return self._update(state, pieces, capacity, reference)
 
-  def _spans_hosts(self) -> bool:
-    return self.mesh is not None and jax.process_count() > 1
+  def _local_rows(self) -> int:
+    """Rows of a micro-batch that this process brings."""
+    if self.mesh is None:
+      return self.rows
+    placed = self._batch_sharding().addressable_devices_indices_map(
+      (self.rows, self.length)
+    )
+    spans = {index[0].indices(self.rows) for index in placed.values()}
+    return sum(stop - start for start, stop, _ in spans)
 
-  def _capacity(self, piece: Batch) -> int:
-    if self._spans_hosts():  # every process must pick the same program
-      return self._capacities[-1]
-    count = int((piece.weights > 0).sum())
-    return next(c for c in self._capacities if c >= count)
+  def _agree(self, *numbers: int) -> list[int]:
+    """The maximum of each number over the processes of the mesh.
 
-  def _update(self, state, pieces, reference):
+    Every process must run the same programs equally often.
+    """
+    if self.mesh is None or jax.process_count() == 1:
+      return list(numbers)
+    all_numbers = multihost_utils.process_allgather(np.array(numbers, np.int32))
+    return [int(n) for n in all_numbers.max(0)]
+
+  def _update(self, state, pieces, capacity, reference):
     with self._on_mesh():
       sums = self._zeros(state.params)
-      for piece, capacity in pieces:
+      for piece in pieces:
         sums = self._add(
           state.params, reference, sums, self._put(piece), capacity=capacity
         )
       state, metrics = self._apply(state, sums)
     return state, {k: float(v) for k, v in jax.device_get(metrics).items()}
 
+  def _batch_sharding(self) -> NamedSharding:
+    return NamedSharding(self.mesh, PartitionSpec(meshes.RULES['batch']))
+
   def _put(self, piece: Batch) -> Any:
     if self.mesh is None:
       return piece
-    sharding = NamedSharding(self.mesh, PartitionSpec(meshes.RULES['batch']))
+    sharding = self._batch_sharding()
     return Batch(
       *(jax.make_array_from_process_local_data(sharding, x) for x in piece)
     )
-
-
-_DTYPES = (
-  np.int32, np.int32, np.int32, np.float32, np.float32, np.float32,
-  np.float32, np.int32,
-)  # fmt: skip
-
-
-# ---- jitted programs ------------------------------------------------------
-
-
-def _zeros(params) -> Sums:
-  zero = jnp.zeros(())
-  return Sums(
-    jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params),
-    {name: Pair(zero, zero) for name in _PAIRS},
-    {name: zero for name in _MAXIMA},
-  )
-
-
-class _Tokens(NamedTuple):
-  """The loss-carrying tokens of a micro-batch, flat [N]."""
-
-  ids: jax.Array
-  mask: jax.Array
-  weights: jax.Array
-  logprobs: jax.Array
-  advantages: jax.Array
-  temperature: jax.Array
-  sampled: jax.Array  # False for an observation that an ablation trains on
-
-
-def _tokens(batch: Batch, capacity: int) -> tuple[_Tokens, jax.Array]:
-  """Those tokens, and the flat index of the state that predicts each."""
-  index_N, mask_N = compact(batch.weights > 0, capacity)
-
-  def take(x, fill):
-    return jnp.where(mask_N, x.reshape(-1)[index_N], fill)
-
-  tokens = _Tokens(
-    take(batch.tokens, 0),
-    mask_N,
-    take(batch.weights, 0.0),
-    take(batch.logprobs, 0.0),
-    take(batch.advantages, 0.0),
-    take(batch.temperature, 1.0),
-    take(batch.versions, -1) >= 0,
-  )
-  # Rows are packed from their first token on, which carries no loss: the
-  # state before a loss-carrying token is always in the same row.
-  return tokens, jnp.maximum(index_N - 1, 0)
-
-
-def _stats(params, batch, tokens: _Tokens, before_N, config, dtype, **options):
-  hidden = transformer.forward(
-    params, batch.tokens, batch.positions, batch.pack_ids, config,
-    dtype=dtype, remat=options['remat'], unroll=options['unroll'],
-  )  # fmt: skip
-  kernel = transformer.head_kernel(params)
-  return token_stats(
-    hidden.reshape(-1, config.width)[before_N],
-    tokens.ids,
-    tokens.temperature,
-    lambda h: transformer.unembed(kernel, h, config),
-    chunk=options['chunk'],
-  )
-
-
-def _add(
-  params, reference, sums: Sums, batch: Batch, *, capacity, loss, kl_coef,
-  entropy_coef, config, dtype, **options,
-) -> Sums:  # fmt: skip
-  """Adds one micro-batch's unnormalised gradients and pairs to `sums`."""
-  tokens, before_N = _tokens(batch, capacity)
-  mask, weights = tokens.mask, tokens.weights
-
-  def objective(params):
-    now = _stats(params, batch, tokens, before_N, config, dtype, **options)
-    frozen = jax.lax.stop_gradient(now.logprobs_N)
-    # Nothing sampled an observation: an ablation that trains on one takes it
-    # as on-policy.
-    old = jnp.where(tokens.sampled, tokens.logprobs, frozen)
-    policy = loss(now.logprobs_N, old, tokens.advantages, mask)
-    total = policy.loss_N
-    toward = jnp.zeros_like(total)
-    if reference is not None:
-      far = _stats(
-        jax.lax.stop_gradient(reference),
-        batch, tokens, before_N, config, dtype, **options,
-      )  # fmt: skip
-      toward = kl.k3(now.logprobs_N, far.logprobs_N, mask)
-      if kl_coef:
-        total += kl_coef * kl.ratio_gradient(toward, now.logprobs_N, mask)
-    if entropy_coef:
-      total -= entropy_coef * losses.hide(now.entropy_N, mask)
-    gap = losses.log_ratio(now.logprobs_N, old, mask)
-    pairs = {
-      'loss': weighted(total, weights),
-      'kl': weighted(toward, weights),
-      # k3 of the behaviour policy to this one: how far it has moved.
-      'behaviour_kl': weighted(jnp.exp(gap) - gap - 1, weights),
-      'entropy': weighted(now.entropy_N, weights),
-      'clip_fraction': weighted(policy.clipped_N, weights),
-    }
-    maxima = {
-      'logprob_gap': jnp.max(jnp.abs(gap)),
-      'ratio': jnp.max(jnp.exp(gap)),
-    }
-    return pairs['loss'].sum, (pairs, maxima)
-
-  grads, (pairs, maxima) = jax.grad(objective, has_aux=True)(params)
-  return Sums(
-    jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums.grads, grads),
-    jax.tree.map(jnp.add, sums.pairs, pairs),
-    jax.tree.map(jnp.maximum, sums.maxima, maxima),
-  )
-
-
-def _apply(state: State, sums: Sums, *, optimizer) -> tuple[State, dict]:
-  """Divides once, and steps the optimizer if there is something finite."""
-  count = sums.pairs['loss'].count
-  grads = jax.tree.map(
-    lambda g, p: (g / jnp.maximum(count, 1.0)).astype(p.dtype),
-    sums.grads,
-    state.params,
-  )
-  norm = optax.tree.norm(grads)
-  finite = jnp.isfinite(norm)
-  go = finite & (count > 0)
-  safe = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)
-  updates, opt_state = optimizer.update(safe, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  params, opt_state = jax.tree.map(
-    lambda new, old: jnp.where(go, new, old),
-    (params, opt_state),
-    (state.params, state.opt_state),
-  )
-  metrics = {name: pair.mean() for name, pair in sums.pairs.items()}
-  metrics |= {f'max_{name}': value for name, value in sums.maxima.items()}
-  metrics |= {
-    'grad_norm': norm,
-    'loss_tokens': count,
-    'skipped_updates': state.skipped + ~finite,
-  }
-  state = State(params, opt_state, state.step + go, state.skipped + ~finite)
-  return state, metrics

@@ -40,12 +40,12 @@ def params(seed: int = 0, config: ModelConfig = CONFIG):
   }
 
 
-def engine(stop_strings=(), loaded=True, **kw) -> Engine:
+def engine(stop_strings=(), loaded=True, config=CONFIG, **kw) -> Engine:
   stops = StopAutomaton.build(BYTES, stop_strings, [STOP_ID])
   options = {'slots': 4, 'context': 96, 'chunk': 8, 'buckets': (4, 16)} | kw
-  out = Engine(CONFIG, stops, **options)
+  out = Engine(config, stops, **options)
   if loaded:
-    out.load(params(), 0)
+    out.load(params(config=config), 0)
   return out
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentjax.model.config import ModelConfig
@@ -41,45 +40,70 @@ def make_mesh(
   fsdp: int = 1,
   tensor: int = 1,
   devices: Sequence[jax.Device] | None = None,
+  local: bool = False,
 ) -> Mesh:
   """A mesh over `devices` (default: the first data*fsdp*tensor ones).
+
+  Args:
+    local: take this process's devices: the mesh of an engine of its own.
 
   Raises:
     ValueError: there are fewer devices than the axes ask for.
   """
   shape = (data, fsdp, tensor, 1, 1)
   need = math.prod(shape)
-  have = list(jax.devices() if devices is None else devices)
+  if devices is None:
+    devices = jax.local_devices() if local else jax.devices()
+  have = list(devices)
   if need < 1 or need > len(have):
     raise ValueError(
       f'mesh data={data} fsdp={fsdp} tensor={tensor} needs {need} devices, '
       f'there are {len(have)}: lower an axis, or on CPU set '
       f'jax_num_cpu_devices={need}'
     )
-  grid = np.array(have[:need]).reshape(shape)
-  return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  # On TPU this lays neighbours of an axis next to each other.
+  return jax.make_mesh(
+    shape, AXES, devices=have[:need], axis_types=(AxisType.Auto,) * len(AXES)
+  )
 
 
-def check(config: ModelConfig, mesh: Mesh) -> None:
-  """Refuses a mesh that this model cannot be split over.
+def check(
+  config: ModelConfig, mesh: Mesh, *, rows: int = 0, slots: int = 0
+) -> None:
+  """Refuses a mesh that this model, or its batch, cannot be split over.
+
+  Args:
+    rows: of a learner's micro-batch. slots: of an engine.
 
   Raises:
     ValueError: an axis does not divide what it splits. KV heads that do not
       divide are replicated instead (see `spec`), which costs cache memory.
   """
-  tensor, fsdp = mesh.shape['tensor'], mesh.shape['fsdp']
-  for name, size, by in (
-    ('heads', config.heads, tensor),
-    ('mlp', config.mlp, tensor),
-    ('padded_vocab', config.padded_vocab, tensor),
-    ('width', config.width, fsdp),
+  for name, size, logical in (
+    ('heads', config.heads, 'heads'),
+    ('mlp', config.mlp, 'mlp'),
+    ('padded_vocab', config.padded_vocab, 'vocab'),
+    ('width', config.width, 'width'),
+    ('rows', rows, 'batch'),
+    ('slots', slots, 'slots'),
   ):
-    if size % by:
+    if size % (by := ways(logical, mesh)):
+      axes = ' * '.join(_mesh_axes(logical))
       raise ValueError(
-        f'{name} {size} does not divide over a mesh axis of size {by}: choose '
-        f'a divisor of {size}'
+        f'{name} {size} does not divide over {axes} = {by} devices: choose a '
+        f'divisor of {size}'
         + (', or load with a padded vocabulary' if 'vocab' in name else '')
       )
+
+
+def _mesh_axes(logical: str) -> tuple[str, ...]:
+  rule = RULES[logical]
+  return (rule,) if isinstance(rule, str) else rule or ()
+
+
+def ways(logical: str, mesh: Mesh) -> int:
+  """Into how many parts a mesh splits a logical axis."""
+  return math.prod(mesh.shape[name] for name in _mesh_axes(logical))
 
 
 def spec(
@@ -92,12 +116,8 @@ def spec(
   """
   out = []
   for i, name in enumerate(axes):
-    rule = RULES[name]
-    names = (rule,) if isinstance(rule, str) else rule
-    ways = math.prod(mesh.shape[n] for n in names) if names else 1
-    if shape is not None and shape[i] % ways:
-      rule = None
-    out.append(rule)
+    whole = shape is not None and shape[i] % ways(name, mesh)
+    out.append(None if whole else RULES[name])
   return PartitionSpec(*out)
 
 

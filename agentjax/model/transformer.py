@@ -272,7 +272,10 @@ def n_params(config: ModelConfig) -> int:
 
 
 def _embed(table, tokens_BT, config: ModelConfig, dtype):
-  x = table[tokens_BT].astype(dtype)
+  # Whole in width first: of rows that are split in two ways at once XLA would
+  # make a copy of all activations on every chip.
+  table = constrain(table, 'vocab', 'none')
+  x = table[constrain(tokens_BT, 'batch', 'length')].astype(dtype)
   if config.embed_scale:
     x = x * jnp.asarray(math.sqrt(config.width), dtype)
   return constrain(x, 'batch', 'length', 'none')

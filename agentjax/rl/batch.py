@@ -77,7 +77,7 @@ def pack(
     room[row] -= n
   unit = rows * row_multiple
   B = max(1, -(-len(room) // unit)) * unit
-  batch = _empty(B, length)
+  batch = empty_batch(B, length)
   packed = [0] * B
   for i, row, start in places:
     packed[row] += 1
@@ -93,7 +93,21 @@ def pack(
   return batch
 
 
-def _empty(B: int, T: int) -> Batch:
+def add_rows(batch: Batch, rows: int) -> Batch:
+  """A batch of `rows` rows: those of `batch`, then empty ones."""
+  more = rows - batch.tokens.shape[0]
+  if more < 0:
+    raise ValueError(
+      f'{batch.tokens.shape[0]} rows do not fit into {rows}: ask for more'
+    )
+  if not more:
+    return batch
+  pairs = zip(batch, empty_batch(more, batch.tokens.shape[1]), strict=True)
+  return Batch(*(np.concatenate(pair) for pair in pairs))
+
+
+def empty_batch(B: int, T: int) -> Batch:
+  """B rows of T tokens of padding: they change nothing."""
   return Batch(
     tokens=np.zeros((B, T), np.int32),
     positions=np.zeros((B, T), np.int32),

@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.config import ModelConfig
+from agentjax.model.handover import HandOver
 from agentjax.rollout import decode
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.rollout.slots import Mark, Slot, StaleKV, Stats, Turn, make_plan
@@ -76,6 +77,8 @@ class Engine:
         f'context {context} exceeds the {config.context} positions that the '
         'model was made for: lower engine context'
       )
+    if mesh is not None:
+      meshes.check(config, mesh, slots=slots)
     self.config, self.context, self.chunk = config, context, chunk
     self.buckets = tuple(buckets)
     self.stale_kv = StaleKV(stale_kv)
@@ -119,23 +122,19 @@ class Engine:
 
   def _jit(self):
     """Makes the jitted programs; the state's shardings are pinned."""
-    options = {}
-    layout_options = {}
+    options, chunk_options = {}, {}
+    layout = functools.partial(
+      transformer.decode_layout, config=self.config, dtype=self._dtype
+    )
     if self._mesh is not None:
       everywhere = NamedSharding(self._mesh, PartitionSpec())
       state = jax.tree.map(lambda x: x.sharding, (self._hidden, self._cache))
       options['out_shardings'] = state
       chunk_options = {'out_shardings': (*state, everywhere)}
-      layout_options['out_shardings'] = self._layout_shardings()
+      self._run_layout = HandOver(layout, self._layout_shardings())
     else:
-      chunk_options = {}
+      self._run_layout = jax.jit(layout)
     kw = {'config': self.config, 'dtype': self._dtype}
-    self._run_layout = jax.jit(
-      functools.partial(
-        transformer.decode_layout, config=self.config, dtype=self._dtype
-      ),
-      **layout_options,
-    )
     self._run_extend = jax.jit(
       functools.partial(decode.extend, **kw), donate_argnums=(1, 2), **options
     )

@@ -1,0 +1,250 @@
+"""Run by test_mesh on 8 virtual devices: one line of JSON per case.
+
+A line is {"case": name, "error": what was wrong, or ""}.
+"""
+
+import functools
+import json
+import sys
+import traceback
+
+import jax
+
+jax.config.update('jax_num_cpu_devices', 8)
+
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+import test_learner  # noqa: E402
+import tiny_model as tiny  # noqa: E402
+
+from agentjax import compiles  # noqa: E402
+from agentjax.learner import Learner, adamw  # noqa: E402
+from agentjax.model import transformer  # noqa: E402
+from agentjax.model.mesh import make_mesh  # noqa: E402
+from agentjax.rollout.sampling import Sampling, trajectory_key  # noqa: E402
+
+MESHES = {
+  'data8': {'data': 8},
+  'fsdp4_tensor2': {'fsdp': 4, 'tensor': 2},
+  'data2_fsdp2_tensor2': {'data': 2, 'fsdp': 2, 'tensor': 2},
+  'tensor4_of_2_kv_heads': {'tensor': 4},
+}
+ENGINES = {
+  'tensor2': {'tensor': 2},
+  'data2_tensor2': {'data': 2, 'tensor': 2},
+  'data4': {'data': 4},
+  'tensor4_of_2_kv_heads': {'tensor': 4},
+}
+BATCH = test_learner.packed(8, 24)
+
+
+def same(name, got, want, rtol=1e-5):
+  """Equal within rtol of the largest value, leaf by leaf."""
+  for (path, a), b in zip(
+    jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True
+  ):
+    a, b = np.asarray(a), np.asarray(b)
+    np.testing.assert_allclose(
+      a,
+      b,
+      rtol=0,
+      atol=rtol * max(np.abs(b).max(), 1e-3),
+      err_msg=f'{name}{jax.tree_util.keystr(path)}',
+    )
+
+
+def learner(mesh=None, optimizer=None, **kw):
+  optimizer = optimizer or optax.sgd(1.0)
+  return Learner(
+    tiny.PLAIN, optimizer=optimizer, rows=8, length=24, chunk=16, mesh=mesh,
+    **kw,
+  )  # fmt: skip
+
+
+def params():
+  return jax.tree.map(np.array, tiny.params(config=tiny.PLAIN))
+
+
+def hidden(mesh=None):
+  """Hidden states of the batch, with parameters split over the mesh."""
+  forward = jax.jit(functools.partial(transformer.forward, config=tiny.PLAIN))
+  weights = params()
+  arrays = (BATCH.tokens, BATCH.positions, BATCH.pack_ids)
+  if mesh is None:
+    return forward(weights, *arrays)
+  with jax.set_mesh(mesh):
+    return forward(jax.device_put(weights, learner(mesh).shardings()), *arrays)
+
+
+def gradient(mesh=None):
+  """An update's metrics, and its gradient as SGD with rate 1 takes it."""
+  l = learner(mesh, kl_coef=0.1)
+  reference = tiny.params(1, config=tiny.PLAIN)
+  if mesh is not None:
+    reference = jax.device_put(reference, l.shardings())
+  state, metrics = l.update(l.init(params()), BATCH, reference)
+  return metrics, jax.tree.map(
+    lambda a, b: a - np.array(b), params(), state.params
+  )
+
+
+@functools.cache
+def alone(function):
+  return function()
+
+
+def check_forward(shape):
+  same('hidden', hidden(make_mesh(**shape)), alone(hidden))
+
+
+def check_update(shape):
+  same('update', gradient(make_mesh(**shape)), alone(gradient))
+
+
+def play(engine):
+  """A turn, an observation, a turn, and a fork of the prompt."""
+  slots = [engine.acquire() for _ in range(engine.n_slots)]
+  for i in slots[:3]:
+    engine.reset(i)
+    engine.extend(i, tiny.tokens(i, 5 + 4 * i))
+  marks = [engine.mark(i) for i in slots[:3]]
+  segments = {}
+
+  def turn(which, name):
+    for i in which:
+      key = trajectory_key(0, 0, f'{name} {i}', 0, 0)
+      engine.start(i, key, Sampling(), turn_budget=7, trajectory_budget=50)
+    while engine.n_decoding:
+      for i, segment in engine.step():
+        segments[name, i] = segment
+
+  turn(slots[:3], 'first')
+  for i in slots[:3]:
+    engine.extend(i, tiny.tokens(10 + i, 3 + i))
+  turn(slots[:3], 'resumed')
+  engine.fork(marks[0], slots[3])
+  engine.fork(marks[2], slots[1])
+  turn(slots, 'forked')
+  for i in slots:
+    engine.release(i)
+  return segments
+
+
+@functools.cache
+def played_alone():
+  return play(tiny.engine())
+
+
+def check_engine(shape):
+  found = play(tiny.engine(mesh=make_mesh(**shape)))
+  want = played_alone()
+  assert list(found) == list(want) and len(want) == 10, list(found)
+  for name, segment in want.items():
+    np.testing.assert_array_equal(found[name].tokens, segment.tokens, f'{name}')
+    np.testing.assert_allclose(
+      found[name].logprobs, segment.logprobs, atol=1e-5, err_msg=f'{name}'
+    )
+
+
+def check_moments():
+  """Sums and moments are split as the parameters are, from the start on."""
+  l = learner(make_mesh(fsdp=4, tensor=2), adamw(1e-3))
+  state = l.init(params())
+
+  def split(state):
+    adam = next(
+      s for s in jax.tree.leaves(
+        state.opt_state, is_leaf=lambda s: hasattr(s, 'mu')
+      ) if hasattr(s, 'mu')
+    )  # fmt: skip
+    for tree in (state.params, adam.mu, adam.nu):
+      jax.tree.map(
+        lambda x, s: check_equal(x.sharding.spec, s.spec), tree, l.shardings()
+      )
+    table = state.params['embed']['table']
+    check_equal(table.addressable_shards[0].data.shape, (24, 8))
+
+  split(state)
+  split(l.update(state, BATCH)[0])
+  grads = l._zeros(l.init(params()).params).grads
+  jax.tree.map(
+    lambda x, s: check_equal(x.sharding.spec, s.spec), grads, l.shardings()
+  )
+
+
+def check_equal(a, b):
+  assert a == b, f'{a} is not {b}'
+
+
+def check_hand_over(at, shape):
+  """fsdp * tensor to an engine on some of the chips, by one program."""
+  devices = [jax.devices()[i] for i in at]
+  source = learner(make_mesh(fsdp=4, tensor=2)).shardings()
+  weights = jax.device_put(params(), source)
+  engine = tiny.engine(
+    loaded=False, config=tiny.PLAIN, mesh=make_mesh(**shape, devices=devices)
+  )
+  engine.load(weights, 3)
+  before = compiles.count()
+  engine.load(jax.tree.map(lambda x: x, weights), 4)
+  check_equal(compiles.count(), before)
+  want = transformer.decode_layout(params(), tiny.PLAIN, np.float32)
+  same('layout', engine._layout, want, 0)
+  jax.tree.map(
+    lambda x: check_equal(x.sharding.device_set, set(devices)), engine._layout
+  )
+  engine.compile()  # the arrays are of use there
+
+
+def check_compilations():
+  """After `compile`, a step of training compiles nothing."""
+  l = learner(make_mesh(fsdp=4, tensor=2), adamw(1e-3), shares=(0.5, 1.0))
+  state = l.compile(l.init(params()))
+  mesh = make_mesh(data=2, tensor=2)
+  engine = tiny.engine(loaded=False, config=tiny.PLAIN, mesh=mesh)
+  engine.load(state.params, 0)
+  engine.compile()
+  before = compiles.count()
+  for version in (1, 2):
+    state, _ = l.update(state, BATCH)
+    engine.load(state.params, version)
+    play(engine)
+    check_equal(compiles.count(), before)
+
+
+def cases():
+  for name, shape in MESHES.items():
+    yield f'forward {name}', functools.partial(check_forward, shape)
+    yield f'update {name}', functools.partial(check_update, shape)
+  for name, shape in ENGINES.items():
+    yield f'engine {name}', functools.partial(check_engine, shape)
+  yield 'moments', check_moments
+  yield (
+    'hand-over all',
+    functools.partial(check_hand_over, range(8), {'data': 4, 'tensor': 2}),
+  )
+  yield (
+    'hand-over first',
+    functools.partial(check_hand_over, range(4), {'data': 2, 'tensor': 2}),
+  )
+  yield (
+    'hand-over last',
+    functools.partial(check_hand_over, (6, 7), {'tensor': 2}),
+  )
+  yield 'compilations', check_compilations
+
+
+def main(chosen):
+  for name, check in cases():
+    if chosen and name not in chosen:
+      continue
+    try:
+      check()
+      error = ''
+    except Exception:
+      error = traceback.format_exc()
+    print(json.dumps({'case': name, 'error': error}), flush=True)
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])
