@@ -145,13 +145,13 @@ def training(config: Mapping[str, Any]) -> Training:
 
 def run(config: Mapping[str, Any], workdir: str) -> dict[str, Any]:
   """Runs a config in a workdir; returns its summary."""
-  return train(workdir, training(_plain(config)))
+  return train(workdir, training(plain(config)))
 
 
-def _plain(config: Any) -> Any:
+def plain(config: Any) -> Any:
   """A config as dicts and tuples, whatever ml_collections made of it."""
   if isinstance(config, Mapping) or hasattr(config, 'items'):
-    return {k: _plain(v) for k, v in config.items()}
+    return {k: plain(v) for k, v in config.items()}
   if isinstance(config, (list, tuple)):
-    return tuple(_plain(v) for v in config)
+    return tuple(plain(v) for v in config)
   return config
