@@ -12,8 +12,9 @@ import contextlib
 import dataclasses
 import errno
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -43,6 +44,10 @@ class Checkpoints:
     self.path = epath.Path(workdir) / 'checkpoints'
     made_with = {**dataclasses.asdict(config), **(facts or {})}
     self._made_with = json.loads(json.dumps(made_with))
+    # Orbax's own clean-up passes over some that a killed process left.
+    if jax.process_index() == 0 and self.path.exists():
+      for left in self.path.glob('*.orbax-checkpoint-tmp*'):
+        left.rmtree()
     self._manager = ocp.CheckpointManager(
       self.path.resolve(),
       options=ocp.CheckpointManagerOptions(
@@ -68,7 +73,7 @@ class Checkpoints:
       state=ocp.args.StandardSave(state),
       meta=ocp.args.JsonSave({'made_with': self._made_with, **meta}),
     )
-    with storage.full_disk_named(self.path / str(step)):
+    with storage.full_disk_named(self.path / str(step)), _said_once():
       try:
         self._manager.save(step, args=args)
         self._manager.wait_until_finished()
@@ -126,3 +131,18 @@ class Checkpoints:
     """Waits for what is under way."""
     with contextlib.suppress(RuntimeError):  # its event loop may be gone
       self._manager.close()
+
+
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+  """Orbax's threads log with tracebacks what they raise to the caller too."""
+
+  def is_news(record: logging.LogRecord) -> bool:
+    return 'raised an exception' not in record.getMessage()
+
+  logger = logging.getLogger('absl')
+  logger.addFilter(is_news)
+  try:
+    yield
+  finally:
+    logger.removeFilter(is_news)
