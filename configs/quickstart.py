@@ -103,7 +103,7 @@ def get_config() -> ml_collections.ConfigDict:
           'make_environment': environment,
           'expert': {
             'function': 'agentjax.env.arithmetic.expert',
-            'flaws': 0.4,
+            'flaws': 0.5,
             'kinds': (
               'answers_without_calling',
               'answers_first_result',
