@@ -25,7 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
 from agentjax import update
 from agentjax.model import mesh as meshes
@@ -142,8 +147,13 @@ class Learner:
 
   def _jit(self, add: Callable) -> None:
     optimizer = self._optimizer
-    # Pinned: left alone, XLA may keep sums and moments whole on every chip.
-    pins: dict[str, Any] = {'sums': {}, 'state': {}, 'apply': {}}
+    # Pinned: left alone, XLA may keep sums and moments whole on every chip,
+    # and arrays that it may place as it likes compile other programs than
+    # those that it may not: what a checkpoint gives back.
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    pins = {
+      name: {'out_shardings': here} for name in ('sums', 'state', 'apply')
+    }
     if self.mesh is not None:
       everywhere = NamedSharding(self.mesh, PartitionSpec())
       state = self._state_shardings(everywhere)

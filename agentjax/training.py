@@ -172,6 +172,8 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
   Raises:
     ConfigError: says which, and the remedy.
   """
+  if learner.rows < 1:
+    raise ConfigError(f'learner.rows is {learner.rows}: give at least 1')
   context = training.limits.context
   for name, has in (
     ('engine.context', engine.context),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -188,6 +189,13 @@ class Reward:
   value: float
   success: bool = False
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    if not math.isfinite(self.value):
+      raise ValueError(
+        f'reward is {self.value}: one that is no finite number would spoil '
+        'the whole draw; give another, or raise what went wrong'
+      )
 
 
 def _frozen(array, dtype, name: str, n: int | None) -> np.ndarray:

@@ -219,7 +219,9 @@ class _Run:
     except InfraError as error:
       self._infra(pool, e, error)
       return
-    except Exception as error:
+    except KeyboardInterrupt:  # of a person, who wants the run to end
+      raise
+    except BaseException as error:  # SystemExit too: no tool ends a run
       self._fail(pool, e, Status.ENVIRONMENT_ERROR, error)
       return
     self._want(pool, e, request)
@@ -270,7 +272,9 @@ class _Run:
       e.filled = 0
     self._begin(pool, e)
 
-  def _fail(self, pool, e: _Episode, status: Status, error: Exception) -> None:
+  def _fail(
+    self, pool, e: _Episode, status: Status, error: BaseException
+  ) -> None:
     e.loop.close()
     trajectory = e.request.trajectory if e.scored is None else e.scored
     text = ''.join(traceback.format_exception(error))
