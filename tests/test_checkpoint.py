@@ -1,7 +1,6 @@
 """Checkpoints: round trips, refusals, and what a kill or a full disk leaves."""
 
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import optax
 import pytest
 import tiny_model
 import tiny_run
-from requirements import require
+from disks import small_disk
 
 from agentjax import storage
 from agentjax.checkpoint import Checkpoints
@@ -157,42 +156,25 @@ def test_killed_while_saving_the_one_before_stands(tmp_path, commit):
   checkpoints.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-  """A file system of 8 MB, and a function that leaves so many bytes of it."""
-  path = tmp_path / 'disk'
-  path.mkdir()
-  mount = ['mount', '-t', 'tmpfs', '-o', 'size=8m', 'tmpfs', str(path)]
-  done = subprocess.run(mount, capture_output=True, text=True)
-  require('a small file system', done.returncode == 0, done.stderr.strip())
-
-  def leave(n):
-    (path / 'ballast').unlink(missing_ok=True)
-    stat = os.statvfs(path)
-    (path / 'ballast').write_bytes(bytes(stat.f_bavail * stat.f_bsize - n))
-
-  yield path, leave
-  subprocess.run(['umount', '-l', str(path)], check=True)
-
-
-def test_a_full_disk_leaves_the_checkpoint_before(small_disk, caplog):
-  disk, leave = small_disk
-  checkpoints = Checkpoints(disk / 'run', CONFIG)
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, caplog):
   noise = np.random.default_rng(0).standard_normal(100_000, np.float32)
-  checkpoints.save(1, {'x': jnp.asarray(noise)}, {'step': 1})
-  for n in (200_000, 0):
-    leave(n)
-    with pytest.raises(storage.StorageFull) as error:
-      checkpoints.save(2, {'x': jnp.asarray(noise)}, {'step': 2})
-    assert f'writing {disk}/run/checkpoints/2: free some' in str(error.value)
-    assert checkpoints.latest == 1
-  # It is said once, by the error.
-  assert 'No space left' not in caplog.text
-  (disk / 'ballast').unlink()
-  checkpoints.close()
-  again = Checkpoints(disk / 'run', CONFIG)
-  found, _ = again.restore({'x': jnp.zeros(100_000)})
-  np.testing.assert_array_equal(found['x'], noise)
-  again.save(2, {'x': jnp.asarray(noise)}, {'step': 2})
-  assert again.latest == 2
-  again.close()
+  disk = tmp_path / 'disk'
+  with small_disk(disk, 8) as leave:
+    checkpoints = Checkpoints(disk / 'run', CONFIG)
+    checkpoints.save(1, {'x': jnp.asarray(noise)}, {'step': 1})
+    for n in (200_000, 0):
+      leave(n)
+      with pytest.raises(storage.StorageFull) as error:
+        checkpoints.save(2, {'x': jnp.asarray(noise)}, {'step': 2})
+      assert f'writing {disk}/run/checkpoints/2: free some' in str(error.value)
+      assert checkpoints.latest == 1
+    # It is said once, by the error.
+    assert 'No space left' not in caplog.text
+    checkpoints.close()
+    leave(None)
+    again = Checkpoints(disk / 'run', CONFIG)
+    found, _ = again.restore({'x': jnp.zeros(100_000)})
+    np.testing.assert_array_equal(found['x'], noise)
+    again.save(2, {'x': jnp.asarray(noise)}, {'step': 2})
+    assert again.latest == 2
+    again.close()

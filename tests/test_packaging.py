@@ -1,5 +1,6 @@
 """What is promised outside of the code: wheel, commands, README, CI."""
 
+import json
 import os
 import pathlib
 import re
@@ -9,8 +10,11 @@ import sys
 import zipfile
 
 import pytest
+from requirements import require
 
 from agentjax import types
+from agentjax.env.base import InfraError
+from agentjax.env.sandbox import SandboxSpec, choose_backend
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOT_INSTALLED = ('experiments', 'configs', 'sandbox', 'tests', 'colab')
@@ -90,6 +94,82 @@ print(json.dumps({
   assert '"data": 0' not in said and '"runner": true' in said
   assert '"viewer": 0' in said
   assert (tmp_path / 'run/pages/step_00000000/index.html').exists()
+
+
+# A run without a config file, as somebody who installed the package writes it.
+TRAINS = """
+import agentjax, functools, json
+from agentjax.env import arithmetic
+from agentjax.learner import Learner, adamw
+from agentjax.model.config import ModelConfig
+from agentjax.rollout.engine import Engine
+from agentjax.rollout.episode import Limits
+from agentjax.text import formats
+from agentjax.text.chat import Chat
+from agentjax.text.train_vocab import arithmetic_model
+from agentjax.text.vocab import load_sentencepiece
+from agentjax.train import train
+from agentjax.training import Evaluating, Policy, Training
+
+vocab = load_sentencepiece(arithmetic_model())
+model = ModelConfig(vocab.size, 16, ((('global',), 1),), 1, 1, 16, 16, 64)
+summary = train('run', Training(
+  policy=Policy(model),
+  chat=Chat(vocab, formats.arithmetic),
+  make_environment=arithmetic.environment,
+  tasks=arithmetic.tasks('train', 4),
+  evaluation=Evaluating(arithmetic.tasks('test', 2)),
+  engine=functools.partial(Engine, slots=4, context=64, chunk=8, buckets=(16,)),
+  learner=functools.partial(Learner, rows=2, length=64),
+  limits=Limits(2, 8, 16, 64, 16),
+  optimizer=adamw(1e-3),
+  steps=1, groups=2, group_size=2,
+))
+print(json.dumps([agentjax.__path__[0], summary['steps']]))
+"""
+
+CALLS = """
+from agentjax.env.sandbox import Call, SandboxSpec, open_sandbox
+with open_sandbox(SandboxSpec(), 'docker') as sandbox:
+  print(sandbox.call(Call(code='print(6 * 7)')).stdout)
+"""
+
+
+@pytest.fixture
+def outside(wheel, tmp_path):
+  """Runs a program in another directory, with the wheel and no clone."""
+  site = tmp_path / 'site'
+  install = [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps']
+  done = run([*install, '--target', str(site), str(wheel)])
+  assert done.returncode == 0, done.stderr
+
+  def call(program):
+    done = run(
+      [sys.executable, '-P', '-c', program],
+      cwd=tmp_path,
+      env={**os.environ, 'PYTHONPATH': str(site)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+  return call
+
+
+def test_the_wheel_trains_outside_the_clone(outside, tmp_path):
+  path, steps = json.loads(outside(TRAINS)[-1])
+  assert path == f'{tmp_path}/site/agentjax' and steps == 1
+  left = {p.name for p in (tmp_path / 'run').iterdir()}
+  assert {'checkpoints', 'learning_curve.png', 'summary.json'} <= left
+
+
+def test_the_wheel_calls_docker_outside_the_clone(outside):
+  try:
+    choose_backend(SandboxSpec(), 'docker')
+    reason = ''
+  except InfraError as error:
+    reason = str(error)
+  require('docker', not reason, reason)
+  assert outside(CALLS)[0] == '42'
 
 
 def metadata(wheel):

@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tiny_run
+from disks import small_disk
 
 from agentjax import recorder, records, storage
 
@@ -90,6 +91,19 @@ def wait_for(found, process):
     time.sleep(0.02)
 
 
+def run_until(workdir, moment, n):
+  """Starts a run that kills itself at a moment of `kill_at`."""
+  script = str(tiny_run.ROOT / 'tests/kill_at.py')
+  done = subprocess.run(
+    [sys.executable, script, moment, str(n), *tiny_run.command(workdir)[3:]],
+    env=tiny_run.environment(),
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+  assert done.returncode == -signal.SIGKILL, (moment, done.stderr)
+
+
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   """A run without a break; while it runs, a second one is refused."""
@@ -117,16 +131,7 @@ def test_killed_time_and_again_it_equals_a_run_without_a_break(whole, tmp_path):
   workdir = tmp_path / 'run'
   reached = []
   for moment, n in MOMENTS:
-    arguments = tiny_run.command(workdir)[3:]
-    script = str(tiny_run.ROOT / 'tests/kill_at.py')
-    done = subprocess.run(
-      [sys.executable, script, moment, str(n), *arguments],
-      env=tiny_run.environment(),
-      capture_output=True,
-      text=True,
-      timeout=240,
-    )
-    assert done.returncode == -signal.SIGKILL, (moment, done.stderr)
+    run_until(workdir, moment, n)
     assert not (workdir / 'summary.json').exists()
     reached.append([r['step'] for r in recorder.read_metrics(workdir)][-1])
   # Each process got to where it was to be killed.
@@ -145,3 +150,23 @@ def test_killed_from_outside(whole, tmp_path):
   process.communicate()
   assert tiny_run.run(workdir)[0] == 0
   assert_same_run(whole[0], workdir)
+
+
+def test_a_full_disk_ends_a_run_and_nothing_is_lost(whole, tmp_path):
+  disk = tmp_path / 'disk'
+  workdir = disk / 'run'
+  with small_disk(disk, 8) as leave:
+    run_until(workdir, 'agentjax.run.Run.collect:before', 3)
+    # Not a byte for a record; then enough for records and no checkpoint.
+    for left, file in ((0, 'metrics/'), (150_000, 'checkpoints/44')):
+      leave(left)
+      code, out, err = tiny_run.run(workdir)
+      assert code == 1 and 'going on after step 42' in out, err
+      said = err.splitlines()[-1]
+      assert f'No space left on device while writing {workdir}/{file}' in said
+      assert 'it goes on from the last checkpoint' in said
+      assert 'Traceback' not in err and 'figure' not in out
+    leave(None)
+    code, out, err = tiny_run.run(workdir)
+    assert code == 0 and 'going on after step 42' in out, err
+    assert_same_run(whole[0], workdir)
