@@ -15,7 +15,7 @@ import functools
 import importlib
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from agentjax import storage
@@ -51,24 +51,29 @@ def build(section: Any, path: str = 'config') -> Any:
   if not isinstance(section, Mapping):
     return section
   if 'value' in section:
+    if surplus := sorted(set(section) - {'value'}):
+      raise ConfigError(f'{path} is a value and takes no {surplus}')
     return resolve(section['value'], f'{path}.value')
+  kind = 'call' if 'call' in section else 'function'
+  target = None
+  if kind in section:
+    # First, as what is below may be slow to build.
+    target = resolve(section[kind], f'{path}.{kind}')
+    check(target, set(section) - {kind}, path, complete=kind == 'call')
   arguments = {
     key: build(value, f'{path}.{key}')
     for key, value in section.items()
-    if key not in ('call', 'function')
+    if target is None or key != kind
   }
-  if 'call' in section:
-    target = resolve(section['call'], f'{path}.call')
-    check(target, arguments, path, complete=True)
-    try:
-      return target(**arguments)
-    except (ValueError, OSError) as error:
-      raise ConfigError(f'{path}: {error}') from error
-  if 'function' in section:
-    target = resolve(section['function'], f'{path}.function')
-    check(target, arguments, path, complete=False)
+  if target is None:
+    return arguments
+  _check_types(target, arguments, path)
+  if kind == 'function':
     return functools.partial(target, **arguments) if arguments else target
-  return arguments
+  try:
+    return target(**arguments)
+  except (ValueError, OSError) as error:
+    raise ConfigError(f'{path}: {error}') from error
 
 
 def resolve(name: str, path: str) -> Any:
@@ -93,19 +98,18 @@ def resolve(name: str, path: str) -> Any:
 
 
 def check(
-  target: Any, arguments: Mapping[str, Any], path: str, *, complete: bool
+  target: Any, arguments: Collection[str], path: str, *, complete: bool
 ) -> None:
-  """Refuses arguments that `target` does not take, lacks, or mistypes."""
+  """Refuses names of arguments that `target` does not take, or lacks."""
   if not callable(target):
     raise ConfigError(f'{path}: {target!r} cannot be called')
   parameters = inspect.signature(target).parameters
   takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-  for key in arguments:
+  for key in sorted(arguments):
     if key not in parameters and not takes_all:
       near = difflib.get_close_matches(key, list(parameters), 1)
       hint = f', nearest is {near[0]}' if near else ''
       raise ConfigError(f'{path}.{key} is not known{hint}')
-  _check_types(target, arguments, path)
   missing = [
     p.name
     for p in parameters.values()

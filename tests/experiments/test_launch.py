@@ -81,6 +81,8 @@ def test_a_call_is_called_a_function_is_bound_a_value_is_itself():
       'config.a.any.x is',
     ),
     ({'call': PART}, "config.a lacks ['n']"),
+    ({'value': LIMITS, 'n': 1}, "config.a is a value and takes no ['n']"),
+    ({'call': LIMITS, 'function': LIMITS}, 'config.a.function is not known'),
     # Types, and values that the callable refuses.
     (
       {'call': PART, 'n': 1.5},
