@@ -118,7 +118,8 @@ class Engine:
 
   def _put(self, x, axes):
     sharding = self._sharding(x.shape, axes)
-    return x if sharding is None else jax.device_put(x, sharding)
+    # To a device without a mesh too: see `Learner._jit`.
+    return jax.device_put(x, sharding or jax.local_devices()[0])
 
   def _jit(self):
     """Makes the jitted programs; the state's shardings are pinned."""
