@@ -40,14 +40,16 @@ _CALCULATE = {
 }
 
 
-def operands(split: str) -> tuple[int, ...]:
-  """The numbers of 10 to 99 that tasks of `split` are made of.
+def operands(split: str, largest: int = 99) -> tuple[int, ...]:
+  """The numbers of 10 to `largest` that tasks of `split` are made of.
 
   A number belongs to the test split by its hash, about one in four.
   """
   if split not in SPLITS:
     raise ValueError(f'split {split!r}: choose one of {SPLITS}')
-  return tuple(n for n in range(10, 100) if _held_out(n) == (split == 'test'))
+  return tuple(
+    n for n in range(10, largest + 1) if _held_out(n) == (split == 'test')
+  )
 
 
 def tasks(
@@ -56,6 +58,7 @@ def tasks(
   seed: int = 0,
   *,
   calls: int = 2,
+  largest: int = 99,
   least: int = 0,
   most: int = 10**6,
   system: str | None = None,
@@ -66,6 +69,8 @@ def tasks(
 
   Args:
     calls: how many operations a task has, 1 or 2.
+    largest: operand. With many operands a policy has to learn to copy digits;
+      of few it learns the numbers.
     least, most: bounds of the result and of a result on the way.
     system: text of a system message to put first.
 
@@ -74,7 +79,7 @@ def tasks(
   """
   if calls not in (1, 2):
     raise ValueError(f'calls is {calls}: choose 1 or 2')
-  numbers = operands(split)
+  numbers = operands(split, largest)
   # SeedSequence takes integers: the split and the calls are part of them.
   rng = np.random.default_rng([seed, calls, SPLITS.index(split)])
   found: dict[str, Task] = {}
@@ -180,8 +185,7 @@ def _task(rng, split, numbers, calls, bounds, system) -> Task | None:
   None where a form has hardly any numbers whose results are within bounds.
   """
   operators = [list(_OPERATORS)[i] for i in rng.integers(3, size=calls)]
-  for _ in range(100):
-    chosen = [int(n) for n in rng.choice(numbers, calls + 1)]
+  for chosen in rng.choice(numbers, (64, calls + 1)).tolist():
     results = _results(chosen, operators)
     if bounds[0] <= min(results) and max(results) <= bounds[1]:
       break

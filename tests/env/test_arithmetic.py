@@ -30,6 +30,9 @@ def test_splits_share_no_operand(calls):
 def test_operands_are_a_fixed_partition():
   train, test = (set(arithmetic.operands(s)) for s in arithmetic.SPLITS)
   assert train | test == set(range(10, 100)) and not train & test
+  wide = [set(arithmetic.operands(s, 999)) for s in arithmetic.SPLITS]
+  assert wide[0] | wide[1] == set(range(10, 1000)) and not wide[0] & wide[1]
+  assert train <= wide[0] and test <= wide[1]
   assert sorted(test) == [
     14, 21, 23, 28, 30, 34, 40, 41, 46, 48, 49, 50, 51, 52, 55, 61, 64, 78, 82,
     88, 96, 99,
@@ -67,8 +70,8 @@ def test_tasks_are_a_pure_function():
   # A change here is a change of every recorded experiment.
   assert [t.messages[0].content for t in arithmetic.tasks('train', 3)] == [
     '(35*45)+29=',
-    '(71-68)*72=',
-    '(36+89)+76=',
+    '(72+54)*92=',
+    '(20*33)-37=',
   ]
 
 
