@@ -220,6 +220,29 @@ class Learner:
       state, _ = self._update(state, [empty], capacity, reference)
     return state
 
+  def lower(self) -> dict[str, jax.stages.Lowered]:
+    """The programs that do the work, from shapes alone; needs a mesh.
+
+    So they compile for chips that are not there. Parameters are float32.
+    """
+    shapes = transformer.init_shapes(self.config)
+    with self._on_mesh():
+      # Shapes that come out of a jitted program know how they are split.
+      state = jax.eval_shape(self._init, shapes)
+      sums = jax.eval_shape(self._zeros, shapes)
+      batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=self._batch_sharding()
+        ),
+        empty_batch(self.rows, self.length),
+      )
+      out = {
+        f'add {c}': self._add.lower(state.params, None, sums, batch, capacity=c)
+        for c in self._capacities
+      }
+      out['apply'] = self._apply.lower(state, sums)
+    return out
+
   # ---- update -------------------------------------------------------------
 
   def update(

@@ -9,10 +9,11 @@ a mesh axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from agentjax.model.config import ModelConfig
@@ -127,6 +128,67 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
   if mesh.empty or math.prod(mesh.shape.values()) == 1:
     return x
   return jax.lax.with_sharding_constraint(x, spec(axes, mesh, x.shape))
+
+
+def read_row(x: jax.Array, slot: jax.Array, mesh: Mesh | None) -> jax.Array:
+  """Row `slot` of x [S, ...], split over slots, as [1, ...]."""
+  if mesh is None or ways('slots', mesh) == 1:
+    return jax.lax.dynamic_slice_in_dim(x, slot, 1)
+
+  def read(part, index, slot):
+    at, here = _own(part, index, slot)
+    row = jax.lax.dynamic_slice_in_dim(part, at, 1)
+    return jax.lax.psum(jnp.where(here, row, 0), RULES['slots'])
+
+  return _by_slots(mesh, read, PartitionSpec())(x, slot)
+
+
+def write_row(
+  x: jax.Array, row: jax.Array, slot: jax.Array, mesh: Mesh | None
+) -> jax.Array:
+  """x [S, ...], split over slots, with `row` [1, ...] at `slot`.
+
+  Each part writes into its own rows, or what stands there already. Left to
+  XLA, a slice across parts would gather all of x on every chip.
+  """
+  if mesh is None or ways('slots', mesh) == 1:
+    return jax.lax.dynamic_update_slice_in_dim(x, row, slot, 0)
+
+  def write(part, index, slot, row):
+    at, here = _own(part, index, slot)
+    old = jax.lax.dynamic_slice_in_dim(part, at, 1)
+    new = jnp.where(here, row, old)
+    return jax.lax.dynamic_update_slice_in_dim(part, new, at, 0)
+
+  split = PartitionSpec(RULES['slots'])
+  return _by_slots(mesh, write, split)(x, slot, row)
+
+
+def _own(part, index, slot) -> tuple[jax.Array, jax.Array]:
+  """A valid place in this part, and whether it is the slot's."""
+  at = slot - index[0] * part.shape[0]
+  return jnp.clip(at, 0, part.shape[0] - 1), (at >= 0) & (at < part.shape[0])
+
+
+def _by_slots(mesh: Mesh, function: Callable, out: PartitionSpec) -> Callable:
+  """Calls function(part, [index of the part], ...) on each part of the slots.
+
+  Other mesh axes stay XLA's. The index is an argument because XLA:TPU has no
+  partition id where it splits the rest by itself.
+  """
+  split = PartitionSpec(RULES['slots'])
+
+  def call(x, *rest):
+    index = jnp.arange(ways('slots', mesh))
+    return jax.shard_map(
+      function,
+      mesh=mesh,
+      in_specs=(split, split, *(PartitionSpec(),) * len(rest)),
+      out_specs=out,
+      axis_names={RULES['slots']},
+    )(x, index, *rest)
+
+  return call
 
 
 def block_axes(config: ModelConfig) -> dict[str, Any]:

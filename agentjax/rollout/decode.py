@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.rollout.sampling import sample, uniform
 
@@ -50,28 +51,37 @@ class Chunk(NamedTuple):
 GOES_ON, STRING, ID, BUDGET = range(4)
 
 
-def extend(layout, hidden_SD, cache, slot, tokens, start, count, config, dtype):
+def extend(
+  layout, hidden_SD, cache, slot, tokens, start, count, *, mesh, config, dtype
+):
   """Runs one slot's tokens [T], of which `count` are real, from `start` on."""
-  row = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), cache)
+  row = jax.tree.map(lambda x: meshes.read_row(x, slot, mesh), cache)
   out, row = transformer.extend(
     layout, tokens[None], start[None], count[None], row, config, dtype=dtype
   )
   cache = jax.tree.map(
-    lambda x, r: jax.lax.dynamic_update_slice_in_dim(x, r, slot, 0), cache, row
+    lambda x, r: meshes.write_row(x, r, slot, mesh), cache, row
   )
   last_D = out[0, jnp.maximum(count - 1, 0)]
-  last_D = jnp.where(count > 0, last_D, hidden_SD[slot])
-  return hidden_SD.at[slot].set(last_D), cache
+  last_D = jnp.where(
+    count > 0, last_D, meshes.read_row(hidden_SD, slot, mesh)[0]
+  )
+  return meshes.write_row(hidden_SD, last_D[None], slot, mesh), cache
 
 
-def fork(hidden_SD, cache, source, target, hidden_D):
+def take(hidden_SD, slot, mesh):
+  """A slot's hidden state [D]."""
+  return meshes.read_row(hidden_SD, slot, mesh)[0]
+
+
+def fork(hidden_SD, cache, source, target, hidden_D, *, mesh):
   """Copies a row of the cache and sets the hidden state that goes with it."""
 
   def copy(x):
-    row = jax.lax.dynamic_slice_in_dim(x, source, 1)
-    return jax.lax.dynamic_update_slice_in_dim(x, row, target, 0)
+    return meshes.write_row(x, meshes.read_row(x, source, mesh), target, mesh)
 
-  return hidden_SD.at[target].set(hidden_D), jax.tree.map(copy, cache)
+  hidden_SD = meshes.write_row(hidden_SD, hidden_D[None], target, mesh)
+  return hidden_SD, jax.tree.map(copy, cache)
 
 
 def chunk(

@@ -18,20 +18,17 @@ Letters: S slots, C chunk, V vocabulary, D width.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.config import ModelConfig
-from agentjax.model.handover import HandOver
 from agentjax.rollout import decode
+from agentjax.rollout.programs import Programs
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.rollout.slots import Mark, Slot, StaleKV, Stats, Turn, make_plan
 from agentjax.text.stop import StopAutomaton
@@ -77,101 +74,27 @@ class Engine:
         f'context {context} exceeds the {config.context} positions that the '
         'model was made for: lower engine context'
       )
-    if mesh is not None:
-      meshes.check(config, mesh, slots=slots)
     self.config, self.context, self.chunk = config, context, chunk
     self.buckets = tuple(buckets)
     self.stale_kv = StaleKV(stale_kv)
     self.stats = Stats()
     self.version = -1
-    self._stops, self._mesh = stops, mesh
+    self._stops = stops
     self._slots = [Slot() for _ in range(slots)]
     self._layout = None
-    self._dtype = jnp.dtype(dtype)
-    self._cache_dtype = jnp.dtype(cache_dtype or dtype)
-    self._hidden = self._put(
-      jnp.zeros((slots, config.width), self._dtype), ('slots', 'none')
+    self._programs = Programs(
+      config,
+      stops,
+      slots=slots,
+      context=context,
+      chunk=chunk,
+      dtype=dtype,
+      cache_dtype=cache_dtype or dtype,
+      mesh=mesh,
     )
-    self._cache = [
-      {
-        k: self._put(v, ('slots', 'none', 'kv_heads', 'none'))
-        for k, v in kv.items()
-      }
-      for kv in transformer.init_cache(
-        config, slots, context, self._cache_dtype
-      )
-    ]
-    table = np.zeros(
-      (stops.table.shape[0], config.padded_vocab), stops.table.dtype
-    )
-    columns = min(config.padded_vocab, stops.table.shape[1])
-    table[:, :columns] = stops.table[:, :columns]
-    self._table = self._put(jnp.asarray(table), ('none', 'none'))
-    self._jit()
+    self._hidden, self._cache = self._programs.state()
 
   # ---- programs -----------------------------------------------------------
-
-  def _sharding(self, shape, axes):
-    if self._mesh is None:
-      return None
-    return NamedSharding(self._mesh, meshes.spec(axes, self._mesh, shape))
-
-  def _put(self, x, axes):
-    sharding = self._sharding(x.shape, axes)
-    # To a device without a mesh too: see `Learner._jit`.
-    return jax.device_put(x, sharding or jax.local_devices()[0])
-
-  def _jit(self):
-    """Makes the jitted programs; the state's shardings are pinned."""
-    options, chunk_options = {}, {}
-    layout = functools.partial(
-      transformer.decode_layout, config=self.config, dtype=self._dtype
-    )
-    if self._mesh is not None:
-      everywhere = NamedSharding(self._mesh, PartitionSpec())
-      state = jax.tree.map(lambda x: x.sharding, (self._hidden, self._cache))
-      options['out_shardings'] = state
-      chunk_options = {'out_shardings': (*state, everywhere)}
-      self._run_layout = HandOver(layout, self._layout_shardings())
-    else:
-      self._run_layout = jax.jit(layout)
-    kw = {'config': self.config, 'dtype': self._dtype}
-    self._run_extend = jax.jit(
-      functools.partial(decode.extend, **kw), donate_argnums=(1, 2), **options
-    )
-    self._run_chunk = jax.jit(
-      functools.partial(
-        decode.chunk, capacity=self.chunk, stops=self._stops, **kw
-      ),
-      donate_argnums=(2, 3),
-      **chunk_options,
-    )
-    self._run_fork = jax.jit(decode.fork, donate_argnums=(0, 1), **options)
-    self._run_take = jax.jit(lambda hidden, slot: hidden[slot])
-
-  def _layout_shardings(self):
-    """Layers one by one, split over the tensor axis alone: no fsdp gathers."""
-    config, mesh = self.config, self._mesh
-    shapes = jax.eval_shape(
-      lambda: transformer.decode_layout(
-        transformer.init(jax.random.key(0), config), config, self._dtype
-      )
-    )
-    block = meshes.block_axes(config)
-    axes = {
-      'embed': ('vocab', 'width'),
-      'layers': [block] * config.n_layers,
-      'final_norm': ('width',),
-      'head': ('width', 'vocab'),
-    }
-
-    def local(axes, shape):
-      axes = ['none' if a == 'width' else a for a in axes]
-      return NamedSharding(mesh, meshes.spec(axes, mesh, shape.shape))
-
-    return jax.tree.map(
-      local, axes, shapes, is_leaf=lambda x: isinstance(x, tuple)
-    )
 
   def compile(self) -> tuple[int, float]:
     """Runs every program once; returns their number and the seconds taken.
@@ -184,10 +107,10 @@ class Engine:
     for bucket in self.buckets:
       self._extend_piece(0, np.zeros(bucket, np.int32), 0, 0)
     idle = make_plan(self._slots, 0)
-    self._hidden, self._cache, chunk = self._run_chunk(
-      self._layout, self._table, self._hidden, self._cache, idle
+    self._hidden, self._cache, chunk = self._programs.chunk(
+      self._layout, self._hidden, self._cache, idle
     )
-    hidden_D = self._run_take(self._hidden, np.int32(0))
+    hidden_D = self._programs.take(self._hidden, np.int32(0))
     self._fork_row(np.int32(0), np.int32(0), hidden_D)
     trajectory_key(0, 0, '', 0, 0)
     jax.block_until_ready((self._hidden, chunk))
@@ -201,7 +124,7 @@ class Engine:
 
     The arrays are laid out for decoding once, here.
     """
-    self._layout = self._run_layout(params)
+    self._layout = self._programs.layout(params)
     self.version = int(version)
 
   def _need_weights(self):
@@ -249,7 +172,7 @@ class Engine:
   def mark(self, slot: int) -> Mark:
     """Names the slot's present end, so that others can fork from it."""
     s = self._slots[slot]
-    hidden_D = self._run_take(self._hidden, np.int32(slot))
+    hidden_D = self._programs.take(self._hidden, np.int32(slot))
     tokens = np.concatenate([np.zeros(0, np.int32), *s.tokens])
     return Mark(slot, s.generation, tokens, hidden_D, s.version)
 
@@ -282,7 +205,7 @@ class Engine:
     return s
 
   def _fork_row(self, source, target, hidden_D):
-    self._hidden, self._cache = self._run_fork(
+    self._hidden, self._cache = self._programs.fork(
       self._hidden, self._cache, source, target, hidden_D
     )
 
@@ -323,7 +246,7 @@ class Engine:
     self.stats.prefill_seconds += time.monotonic() - began
 
   def _extend_piece(self, slot, piece, start, count):
-    self._hidden, self._cache = self._run_extend(
+    self._hidden, self._cache = self._programs.extend(
       self._layout,
       self._hidden,
       self._cache,
@@ -406,8 +329,8 @@ class Engine:
     if not 1 <= steps <= self.chunk:
       raise ValueError(f'steps {steps}: give 1 to the chunk size {self.chunk}')
     plan = make_plan(self._slots, steps)
-    self._hidden, self._cache, chunk = self._run_chunk(
-      self._layout, self._table, self._hidden, self._cache, plan
+    self._hidden, self._cache, chunk = self._programs.chunk(
+      self._layout, self._hidden, self._cache, plan
     )
     chunk = jax.device_get(chunk)
     ended = []

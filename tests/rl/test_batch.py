@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fakes import trajectory
 
-from agentjax.rl.batch import pack
+from agentjax.rl.batch import add_rows, empty_batch, pack
 from agentjax.types import Status
 
 
@@ -68,3 +68,13 @@ def test_bad_input_is_refused():
   with pytest.raises(ValueError, match='temperature 0'):
     pack([example(0, 1)], [1.0], rows=1, length=12, temperature=0.0)
   assert pack([], [], rows=2, length=4).tokens.shape == (2, 4)
+
+
+def test_added_rows_are_empty():
+  batch = pack([example(0, 3)], [1.0], rows=1, length=8)
+  more = add_rows(batch, 3)
+  for whole, own, none in zip(more, batch, empty_batch(2, 8), strict=True):
+    np.testing.assert_array_equal(whole, np.concatenate([own, none]))
+  assert not more.weights[1:].any() and not more.pack_ids[1:].any()
+  with pytest.raises(ValueError, match='3 rows do not fit into 2'):
+    add_rows(more, 2)

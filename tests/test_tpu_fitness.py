@@ -1,0 +1,126 @@
+"""The programs compile for TPU chips that are not there, and fit them.
+
+XLA's TPU compiler comes with the package libtpu (`pip install '.[tpu]'`) and
+needs no TPU. What it says is printed: `pytest -rP -m long -k tpu`.
+"""
+
+import collections
+import importlib.util
+import math
+import os
+import re
+
+import jax
+import pytest
+import requirements
+
+from agentjax.learner import Learner, adamw
+from agentjax.model import transformer
+from agentjax.model.mesh import make_mesh
+from agentjax.model.presets import QWEN2_5_0_5B as CONFIG
+from agentjax.rollout.programs import Programs
+from agentjax.text.stop import StopAutomaton
+
+pytestmark = pytest.mark.long
+
+TOPOLOGY = 'v5p:2x2x2'  # two hosts of four chips
+HBM = 95e9  # bytes of a chip
+SLOTS, CONTEXT, ROWS, LENGTH = 32, 2048, 8, 2048
+COLLECTIVE = re.compile(
+  r'= (?P<shape>.*?) (?P<name>all-gather|all-reduce|reduce-scatter|all-to-all|'
+  r'collective-permute)(-start)?\('
+)
+
+
+@pytest.fixture(scope='module')
+def chips():
+  requirements.require(
+    'the TPU compiler',
+    importlib.util.find_spec('libtpu') is not None,
+    "pip install '.[tpu]'",
+  )
+  # It asks the cloud's metadata server for a TPU otherwise.
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+  from jax.experimental import topologies
+
+  return topologies.get_topology_desc(TOPOLOGY, 'tpu').devices
+
+
+def compiled(name, lowered):
+  """(arguments, other bytes per chip, collectives and their shapes)."""
+  program = lowered.compile()
+  memory = program.memory_analysis()
+  arguments = memory.argument_size_in_bytes
+  rest = (
+    memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+  )
+  found = [
+    (m['name'], m['shape']) for m in COLLECTIVE.finditer(program.as_text())
+  ]
+  print(
+    f'{name}: {arguments / 2**20:.0f} MiB of arguments and {rest / 2**20:.0f} '
+    f'MiB more per chip, {program.cost_analysis()["flops"]:.2e} FLOPs'
+  )
+  for (kind, shape), n in collections.Counter(found).most_common():
+    print(f'  {n} x {kind} {shape[:90]}')
+  assert arguments + rest < HBM
+  return arguments, rest, found
+
+
+@pytest.fixture(scope='module')
+def learner(chips):
+  """Its lowered programs on both hosts."""
+  return Learner(
+    CONFIG,
+    optimizer=adamw(1e-5),
+    rows=ROWS,
+    length=LENGTH,
+    dtype='bfloat16',
+    mesh=make_mesh(data=2, fsdp=2, tensor=2, devices=chips),
+  ).lower()
+
+
+def test_the_learner_adds_a_micro_batch(learner):
+  (name,) = (n for n in learner if n.startswith('add'))
+  _, rest, found = compiled(name, learner[name])
+  # The logits of all its tokens, and their gradient, are never there at once.
+  assert rest < 2 * 4 * (ROWS // 4 * LENGTH) * (CONFIG.padded_vocab // 2)
+  # Weights cross chips; rows of activations stay where they are.
+  gathered = [s for kind, s in found if kind == 'all-gather']
+  assert gathered and not [s for s in gathered if f'[{ROWS},{LENGTH}' in s]
+
+
+def test_the_learner_applies_split_sums_and_moments(learner):
+  """Weights, sums and two moments, float32, over fsdp * tensor."""
+  arguments, _, _ = compiled('apply', learner['apply'])
+  share = 4 * 4 * transformer.n_params(CONFIG) / 4
+  assert share < arguments < 1.05 * share
+
+
+@pytest.mark.parametrize('shape', [{'data': 2, 'tensor': 2}, {'data': 4}])
+def test_an_engine_on_one_host(chips, shape):
+  pieces = [b'', b''] + [b'x'] * (CONFIG.vocab_size - 2)
+  programs = Programs(
+    CONFIG,
+    StopAutomaton.build(pieces, [], [1]),
+    slots=SLOTS,
+    context=CONTEXT,
+    chunk=16,
+    dtype='bfloat16',
+    cache_dtype='bfloat16',
+    mesh=make_mesh(**shape, devices=chips[:4]),
+  )
+  row = CONTEXT * CONFIG.kv_heads * CONFIG.head_size
+  for name, lowered in programs.lower((64,)).items():
+    _, _, found = compiled(f'{shape} {name}', lowered)
+    for kind, text in found:
+      for dims in re.findall(r'\[([\d,]+)\]', text):
+        dims = [int(n) for n in dims.split(',')]
+        # At most one row of a layer's cache crosses the chips, never a cache.
+        assert CONTEXT not in dims or math.prod(dims) <= row, (kind, text)
+
+
+def test_the_programs_have_not_changed_this_process():
+  assert jax.default_backend() == 'cpu'
