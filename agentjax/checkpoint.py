@@ -14,6 +14,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -74,6 +75,7 @@ class Checkpoints:
       meta=ocp.args.JsonSave({'made_with': self._made_with, **meta}),
     )
     with storage.full_disk_named(self.path / str(step)), _said_once():
+      self._check_space(state)
       try:
         self._manager.save(step, args=args)
         self._manager.wait_until_finished()
@@ -82,6 +84,18 @@ class Checkpoints:
         if os.strerror(errno.ENOSPC) not in str(error):
           raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+
+  def _check_space(self, state: Any) -> None:
+    """Raises ENOSPC for a checkpoint that would hardly fit.
+
+    Orbax finds out as well, but its writes that are under way then report to
+    an event loop that it has closed: pages of tracebacks.
+    """
+    if storage.is_bucket(self.path):
+      return
+    needed = sum(x.nbytes for x in jax.tree.leaves(state))
+    if needed > shutil.disk_usage(self.path).free:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict]:
     """Restores (state, meta) of `step`, by default the newest.
