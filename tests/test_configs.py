@@ -170,6 +170,8 @@ def describe(x, seen=()):
 
 def perturbed(value, key):
   """Another value of the same kind, as likely to be legal as any."""
+  if key.endswith('.least'):  # a bound that most tasks keep anyway
+    return 3000
   if isinstance(value, bool):
     return not value
   if isinstance(value, int):
