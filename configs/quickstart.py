@@ -104,6 +104,8 @@ def get_config() -> ml_collections.ConfigDict:
           'expert': {
             'function': 'agentjax.env.arithmetic.expert',
             'flaws': 0.5,
+            # Slips of a digit keep the policy from learning numbers by heart:
+            # without them it copies only operands that it has seen.
             'kinds': (
               'answers_without_calling',
               'answers_first_result',
@@ -116,15 +118,16 @@ def get_config() -> ml_collections.ConfigDict:
             ),
           },
         },
-        'steps': 600,
+        'steps': 800,
         'demonstrations': 16384,
-        'per_step': 64,
+        'per_step': 76,
       },
       'cold_start_optimizer': {
         'call': 'agentjax.learner.adamw',
         'learning_rate': 5e-3,
         'warmup_steps': 20,
-        'decay_steps': 600,
+        'decay_steps': 800,
+        'weight_decay': 0.05,
       },
       'evaluation': {
         'call': 'agentjax.training.Evaluating',
@@ -133,7 +136,7 @@ def get_config() -> ml_collections.ConfigDict:
       },
       'advantages': {'function': 'agentjax.rl.advantages.grpo'},
       'mask_observations': True,
-      'steps': 60,
+      'steps': 80,
       'groups': 32,
       'group_size': 8,
       'use_reference': True,
