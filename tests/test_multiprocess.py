@@ -12,6 +12,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import multiprocess_worker as worker
@@ -19,7 +20,11 @@ import numpy as np
 import pytest
 
 # One process runs the workers, also where tests are spread over several.
-pytestmark = pytest.mark.xdist_group('multiprocess')
+# A minute of compiling; far more on a machine that is busy.
+pytestmark = [
+  pytest.mark.xdist_group('multiprocess'),
+  pytest.mark.timeout(600),
+]
 TESTS = pathlib.Path(__file__).resolve().parent
 
 
@@ -46,8 +51,9 @@ def found(tmp_path_factory):
     for i, log in enumerate(logs)
   ]
   try:
+    end = time.monotonic() + 500
     for process in processes:
-      process.wait(timeout=240)
+      process.wait(timeout=max(1, end - time.monotonic()))
   finally:
     for process in processes:
       process.kill()  # nothing, where it has ended
