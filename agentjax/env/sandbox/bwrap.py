@@ -120,6 +120,7 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
       rlimits=rlimits,
       stop=state.stop,
       hit_limit=state.hit_limit,
+      said=state.last_words,
     )
   except InfraError as error:
     channel.shutdown()
@@ -161,6 +162,14 @@ class _Process:
       return self.last
     self.errors.seek(0)
     return self.errors.read(4096).decode('utf-8', 'replace').strip()
+
+  def last_words(self) -> str:
+    """How bwrap ended, and what the runner wrote of it."""
+    try:
+      code = self.process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+      code = 'none yet'
+    return f'(exit code of bwrap: {code}) {self.said()}'.strip()
 
   def hit_limit(self, began: float, kills: int) -> CallStatus | None:
     """OOM if the kernel counted more than `kills` in this cgroup."""

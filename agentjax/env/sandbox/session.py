@@ -51,6 +51,7 @@ class RunnerSandbox:
     hit_limit: called when the sandbox has died in a call, with the wall clock
       at the call's beginning and the kills for memory counted before it; the
       limit that was hit since, by the engine or the kernel, or None.
+    said: what is known of a death beside the end of the stream.
   """
 
   def __init__(
@@ -62,13 +63,14 @@ class RunnerSandbox:
     rlimits: Mapping[str, int],
     stop: Callable[[], None],
     hit_limit: Callable[[float, int], CallStatus | None],
+    said: Callable[[], str] = str,
     start_timeout_s: float = 60.0,
   ):
     self.spec = spec
     self.facts = dict(facts)
     self._channel = channel
     self._stop = stop
-    self._hit_limit = hit_limit
+    self._hit_limit, self._said = hit_limit, said
     self._lock = threading.Lock()
     self._closed = False
     self._failure: InfraError | None = None
@@ -197,11 +199,13 @@ class RunnerSandbox:
         header, blobs, timeout_s=timeout_s + self.spec.grace_s
       )
     except InfraError as error:
+      if isinstance(error, Died):
+        error = Died(f'{error} {self._said()}'.strip())
       self._failure = error
       self._channel.shutdown()
       if not isinstance(error, Died):
         self._stop()
-      raise
+      raise error from None
 
 
 def _checked(path: str) -> str:
