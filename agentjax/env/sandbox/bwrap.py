@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import cgroup
@@ -135,12 +136,14 @@ class _Process:
     self.process, self.pidfd = process, pidfd
     self.group, self.errors = group, errors
     self.stopped = False
+    self.lock = threading.Lock()
     self.last = ''
 
   def stop(self) -> None:
-    if self.stopped:
-      return
-    self.stopped = True
+    with self.lock:  # a descriptor closed twice may be somebody else's
+      if self.stopped:
+        return
+      self.stopped = True
     if self.pidfd is not None:
       try:  # PID 1 of the namespace: the kernel kills the rest with it
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
