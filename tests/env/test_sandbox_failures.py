@@ -12,6 +12,7 @@ import time
 import pytest
 from sandboxes import SPEC, backend_or_skip
 
+from agentjax.env import sandbox as sandboxes_module
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import (
   Call,
@@ -237,6 +238,15 @@ def test_reaper_takes_the_containers_of_the_dead_alone():
     for name in set(ids) - {'dead'}:
       client.remove_container(ids[name], force=True)
     client.close()
+
+
+def test_the_first_sandbox_of_a_process_reaps(backend, monkeypatch):
+  calls = []
+  monkeypatch.setattr(sandboxes_module, 'reap', lambda: calls.append(1))
+  sandboxes_module._reap_once.cache_clear()
+  for _ in range(2):
+    open_sandbox(SPEC, backend).close()
+  assert calls == [1]
 
 
 def test_reaper_takes_the_groups_of_the_dead_alone(monkeypatch):

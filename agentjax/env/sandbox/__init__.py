@@ -7,6 +7,9 @@ where they are used, because the engine's client costs half a second.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox.spec import (
   Call,
@@ -67,6 +70,8 @@ def open_sandbox(
 ) -> Sandbox:
   """Starts a sandbox; close it, or use it in a `with`.
 
+  The first one of a process removes what dead runs have left.
+
   Args:
     backend: as in `choose_backend`.
     run: names the run in labels, where the backend has them.
@@ -76,7 +81,9 @@ def open_sandbox(
       failed.
   """
   spec = spec or SandboxSpec()
-  if choose_backend(spec, backend) == 'docker':
+  chosen = choose_backend(spec, backend)
+  _reap_once()
+  if chosen == 'docker':
     from agentjax.env.sandbox.docker import open_docker
 
     return open_docker(spec, run)
@@ -101,6 +108,13 @@ def reap() -> list[str]:
     return removed + reap_containers()
   except InfraError:
     return removed
+
+
+@functools.cache
+def _reap_once() -> None:
+  # What cannot be removed now is the next run's: it harms nobody but the disk.
+  with contextlib.suppress(InfraError, OSError):
+    reap()
 
 
 def _check(name: str, spec: SandboxSpec) -> None:
