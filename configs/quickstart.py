@@ -87,13 +87,13 @@ def get_config() -> ml_collections.ConfigDict:
         'rows': 16,
         'length': 112,
         'shares': (0.5, 1.0),
-        'kl_coef': 0.0,
+        'kl_coef': 0.05,
         'unroll': False,
         'remat': False,
       },
       'optimizer': {
         'call': 'agentjax.learner.adamw',
-        'learning_rate': 3e-4,
+        'learning_rate': 2e-4,
         'warmup_steps': 5,
       },
       'cold_start': {
