@@ -2,8 +2,8 @@
 
 Floor 1, rl/. x = log pi - log ref at the token that pi sampled. Their values
 differ in variance, and their gradients differ in what they are gradients of
-(stated in each docstring, and checked in closed form by
-tests/rl/test_kl.py).
+(stated in each docstring, checked in exact expectation by
+tests/rl/test_losses.py).
 """
 
 from __future__ import annotations
