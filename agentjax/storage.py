@@ -17,6 +17,7 @@ import math
 import os
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -275,16 +276,18 @@ class WorkdirLock:
 
   On a local file system this is flock on `<workdir>/.lock`: the kernel frees
   it when the process ends in any way, kill -9 included, and children made by
-  fork do not keep it. On a bucket there is no lock: one run a workdir is the
-  launcher's duty there.
+  fork do not keep it. A killed process holds it until the kernel has freed its
+  memory, so entering waits `patience` seconds for it. On a bucket there is no
+  lock: one run a workdir is the launcher's duty there.
 
   Raises:
-    WorkdirLocked: on entering, if another process holds it; the message has
-      its pid and host, and what to do.
+    WorkdirLocked: on entering, if another process holds it and goes on to; the
+      message has its pid and host, and what to do.
   """
 
-  def __init__(self, workdir: epath.PathLike):
+  def __init__(self, workdir: epath.PathLike, patience: float = 2.0):
     self._path = epath.Path(workdir) / '.lock'
+    self._patience = patience
     self._file = None
 
   def __enter__(self) -> WorkdirLock:
@@ -292,22 +295,18 @@ class WorkdirLock:
       raise RuntimeError(f'{self._path} is entered twice: make a new lock')
     if is_bucket(self._path):
       return self
-    import fcntl  # not on every system that can read a workdir
-
     with full_disk_named(self._path):
       self._path.parent.mkdir(parents=True, exist_ok=True)
       # Opened for append: it must not lose its owner's name before it is ours.
       file = open(self._path, 'a+', encoding='utf-8')
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      file.seek(0)
-      owner = file.read().strip() or 'an unnamed process'
-      file.close()
-      raise WorkdirLocked(
-        f'{self._path.parent} is in use by {owner}: wait for it, stop it, or '
-        'choose another workdir'
-      ) from None
+      if not self._obtain(file):
+        file.seek(0)
+        owner = file.read().strip() or 'an unnamed process'
+        raise WorkdirLocked(
+          f'{self._path.parent} is in use by {owner}: wait for it, stop it, or '
+          'choose another workdir'
+        )
     except BaseException:
       file.close()
       raise
@@ -321,6 +320,19 @@ class WorkdirLock:
 
   def __exit__(self, *unused) -> None:
     self._close()
+
+  def _obtain(self, file) -> bool:
+    import fcntl  # not on every system that can read a workdir
+
+    deadline = time.monotonic() + self._patience
+    while True:
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+      except BlockingIOError:
+        if time.monotonic() >= deadline:
+          return False
+        time.sleep(0.02)
 
   def _close(self) -> None:
     _HELD.discard(self)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import fsspec
 import numpy as np
@@ -216,6 +217,18 @@ def test_lock_names_its_owner_and_is_freed_on_exit(tmp_path):
     assert 'choose another workdir' in message
   with storage.WorkdirLock(tmp_path / 'run'):
     pass
+
+
+def test_lock_waits_for_a_holder_that_is_going_away(tmp_path):
+  holder = storage.WorkdirLock(tmp_path)
+  holder.__enter__()
+  timer = threading.Timer(0.3, holder.__exit__)
+  timer.start()
+  with pytest.raises(storage.WorkdirLocked):
+    storage.WorkdirLock(tmp_path, patience=0).__enter__()
+  with storage.WorkdirLock(tmp_path, patience=60):
+    pass
+  timer.join()
 
 
 def test_lock_of_a_killed_process_is_free_though_its_child_lives(tmp_path):
