@@ -13,11 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+NEAR = 128  # of the largest logits are looked at before the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,67 +101,155 @@ def sample(
     temperature_S, top_k_S, top_p_S, min_p_S: see `Sampling`.
   """
   greedy = temperature_S == 0
-  z = logits_SV / jnp.where(greedy, 1.0, temperature_S)[:, None]
-  z = z - z.max(-1, keepdims=True)
-  off = (top_k_S == 0) & (top_p_S == 1) & (min_p_S == 0)
-  # The sort costs more than a small model: only if a slot truncates. A slot
-  # that does not gets the same threshold on both paths.
-  floor_S = jax.lax.cond(
-    jnp.all(off | greedy),
-    lambda: jnp.full(z.shape[0], -jnp.inf),
-    lambda: jnp.where(off, -jnp.inf, _threshold(z, top_k_S, top_p_S, min_p_S)),
+  plain = (top_k_S == 0) & (top_p_S == 1) & (min_p_S == 0) & ~greedy
+  divisor_S = jnp.where(greedy, 1.0, temperature_S)
+  largest_S = logits_SV.max(-1)
+
+  def truncated():
+    z, mass = _tempered(logits_SV, largest_S, divisor_S)
+    cut = ~plain & ~greedy
+    floor_S = jax.lax.cond(
+      cut.any(),
+      lambda: _floor(z, mass, cut, top_k_S, top_p_S, min_p_S),
+      lambda: jnp.zeros_like(largest_S),
+    )
+    # Greedy is a truncation too: to the largest logit, the first id of equals.
+    floor_S = jnp.where(plain, -jnp.inf, jnp.where(greedy, 0.0, floor_S))
+    return floor_S, mass.sum(-1)
+
+  # Without truncation one pass for the largest logit and one over the masses
+  # are all that is done to the vocabulary.
+  floor_S, total_S = jax.lax.cond(
+    plain.all(),
+    lambda: (jnp.full_like(largest_S, -jnp.inf), jnp.zeros_like(largest_S)),
+    truncated,
   )
-  mass = jnp.exp(z)
-  kept = jnp.where(z >= floor_S[:, None], mass, 0.0)
-  total, kept_total = mass.sum(-1), kept.sum(-1)
-  token = jnp.where(greedy, jnp.argmax(z, -1), _inverse_cdf(kept, u_S))
-  full = jnp.take_along_axis(z, token[:, None], 1)[:, 0] - jnp.log(total)
+  token, kept_S = _inverse_cdf(
+    logits_SV, largest_S, divisor_S, floor_S, jnp.where(greedy, 0.0, u_S)
+  )
+  total_S = jnp.where(plain, kept_S, total_S)
+  chosen_S = jnp.take_along_axis(logits_SV, token[:, None], 1)[:, 0]
+  full = _tempered(chosen_S, largest_S, divisor_S)[0] - jnp.log(total_S)
   # A greedy choice keeps one token: its own log-prob is then log 1.
-  log_kept = jnp.where(greedy, full, jnp.log(kept_total) - jnp.log(total))
-  log_kept = jnp.where(off & ~greedy, 0.0, log_kept)
-  return Sampled(token.astype(jnp.int32), full - log_kept, full, log_kept)
+  log_kept = jnp.where(greedy, full, jnp.log(kept_S) - jnp.log(total_S))
+  log_kept = jnp.where(plain, 0.0, log_kept)
+  return Sampled(token, full - log_kept, full, log_kept)
 
 
-def _threshold(z_SV, top_k_S, top_p_S, min_p_S) -> jax.Array:
-  """The smallest z that is kept, per slot: top-k, then top-p, then min-p."""
-  V = z_SV.shape[1]
-  down = -jnp.sort(-z_SV, -1)
-  k = jnp.where(top_k_S == 0, V, jnp.minimum(top_k_S, V))
-  at_k = jnp.take_along_axis(down, (k - 1)[:, None], 1)
-  mass = jnp.where(down >= at_k, jnp.exp(down), 0.0)
-  # A token stays while the mass before it is below top_p of the kept mass.
-  before = jnp.cumsum(mass, -1) - mass
-  inside = (before < top_p_S[:, None] * mass.sum(-1, keepdims=True)) & (
-    down >= at_k
-  )
-  at_p = jnp.where(inside, down, jnp.inf).min(-1)
-  at_p = jnp.where(top_p_S == 1, at_k[:, 0], at_p)
-  at_min = jnp.where(min_p_S == 0, -jnp.inf, jnp.log(min_p_S))
-  return jnp.minimum(jnp.maximum(at_p, at_min), 0.0)  # the best always stays
+def _tempered(logits, largest_S, divisor_S) -> tuple[jax.Array, jax.Array]:
+  """(logits - largest) / divisor, at most 0, and its exponential."""
+  z = (logits - _wide(largest_S, logits)) / _wide(divisor_S, logits)
+  return z, jnp.exp(z)
 
 
-def _inverse_cdf(mass_SV: jax.Array, u_S: jax.Array) -> jax.Array:
-  """int32[S]: the first id at which the running sum exceeds u * total.
+def _wide(x_S, like) -> jax.Array:
+  return x_S.reshape((-1,) + (1,) * (like.ndim - 1))
 
-  Two levels, blocks then ids of one block: a running sum over a whole
-  vocabulary would cost more than the model. Never an id without mass.
+
+def _floor(z_SV, mass_SV, cut_S, top_k_S, top_p_S, min_p_S) -> jax.Array:
+  """The smallest z that is kept, per slot: top-k, then top-p, then min-p.
+
+  Never a sort of the vocabulary. The NEAR best are enough for most slots; for
+  the others (of `cut_S`) the floor is searched. Which of the two a slot needs
+  hangs on its own logits alone, and so does every bit of its floor.
   """
-  S, V = mass_SV.shape
-  width = max(1, int(math.isqrt(V)))
+  V = z_SV.shape[1]
+  near = jax.lax.top_k(z_SV, min(NEAR, V))[0]
+  k_S = jnp.minimum(top_k_S, V)
+  by_k, by_p = top_k_S > 0, top_p_S < 1
+  far_k = cut_S & (k_S > near.shape[1])
+  at_k = jnp.take_along_axis(near, (k_S - 1)[:, None], 1, mode='clip')[:, 0]
+  at_k = _search(z_SV, far_k, at_k, lambda kept: kept.sum(-1) >= k_S)
+  at_k = jnp.where(by_k, at_k, -jnp.inf)
+  mass_SV = jnp.where(z_SV >= at_k[:, None], mass_SV, 0.0)
+  wanted_S = top_p_S * mass_SV.sum(-1)
+  # A token stays while the mass before it is below what is wanted.
+  upto = jnp.cumsum(jnp.exp(near), -1)
+  n = (upto < wanted_S[:, None]).sum(-1)
+  at_p = jnp.take_along_axis(near, n[:, None], 1, mode='clip')[:, 0]
+  at_p = _search(
+    z_SV,
+    cut_S & by_p & (n >= near.shape[1]),
+    at_p,
+    lambda kept: jnp.where(kept, mass_SV, 0.0).sum(-1) >= wanted_S,
+  )
+  floor_S = jnp.maximum(at_k, jnp.where(by_p, at_p, -jnp.inf))
+  floor_S = jnp.maximum(floor_S, jnp.log(min_p_S))
+  return jnp.minimum(floor_S, 0.0)  # the best always stays
+
+
+def _search(z_SV, needed_S, else_S, enough: Callable) -> jax.Array:
+  """The largest floor whose kept set is enough; `else_S` where not needed.
+
+  Non-negative floats are ordered as their bits are, so the depth -z is found
+  bit by bit: 31 passes over the vocabulary, exact. Nothing runs if no slot
+  needs it.
+  """
+  depth_SV = jax.lax.bitcast_convert_type(jnp.abs(z_SV), jnp.int32)
+  infinite = jax.lax.bitcast_convert_type(jnp.float32(jnp.inf), jnp.int32)
+
+  def halve(_, bounds):
+    low, high = bounds
+    middle = low + (high - low) // 2
+    ok = enough(depth_SV <= middle[:, None])
+    return jnp.where(ok, low, middle + 1), jnp.where(ok, middle, high)
+
+  def run():
+    low = jnp.zeros(z_SV.shape[0], jnp.int32)
+    _, depth = jax.lax.fori_loop(
+      0, 31, halve, (low, jnp.full_like(low, infinite))
+    )
+    return -jax.lax.bitcast_convert_type(depth, jnp.float32)
+
+  found_S = jax.lax.cond(needed_S.any(), run, lambda: else_S)
+  return jnp.where(needed_S, found_S, else_S)
+
+
+def _inverse_cdf(
+  logits_SV: jax.Array,
+  largest_S: jax.Array,
+  divisor_S: jax.Array,
+  floor_S: jax.Array,
+  u_S: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """int32[S] first ids at which the running sum exceeds u * total; the total.
+
+  Two levels, sums of blocks and then the ids of one block: a running sum over
+  a whole vocabulary would cost more than a small model. Never an id that is
+  not kept.
+  """
+  S, V = logits_SV.shape
+  width = _block_width(V)
   n = -(-V // width)
-  blocks = jnp.pad(mass_SV, ((0, 0), (0, n * width - V)))
-  blocks = blocks.reshape(S, n, width)
-  upto = jnp.cumsum(blocks.sum(-1), -1)
+  if n * width > V:
+    logits_SV = jnp.pad(
+      logits_SV, ((0, 0), (0, n * width - V)), constant_values=-jnp.inf
+    )
+  blocks = logits_SV.reshape(S, n, width)
+
+  def kept(logits):
+    z, mass = _tempered(logits, largest_S, divisor_S)
+    return jnp.where(z >= _wide(floor_S, z), mass, 0.0)
+
+  sums = kept(blocks).sum(-1)
+  upto = jnp.cumsum(sums, -1)
   target = u_S * upto[:, -1]
-  block = _first_above(upto, target, blocks.sum(-1))
-  start = jnp.where(
+  block = _first_above(upto, target, sums)
+  before = jnp.where(
     block == 0,
     0.0,
     jnp.take_along_axis(upto, jnp.maximum(block - 1, 0)[:, None], 1)[:, 0],
   )
-  inside = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
-  at = _first_above(jnp.cumsum(inside, -1), target - start, inside)
-  return (block * width + at).astype(jnp.int32)
+  inside = kept(jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0])
+  at = _first_above(jnp.cumsum(inside, -1), target - before, inside)
+  return (block * width + at).astype(jnp.int32), upto[:, -1]
+
+
+def _block_width(n: int) -> int:
+  """A divisor of n near its root, so that nothing is padded; else the root."""
+  root = math.isqrt(n)
+  near = [w for w in range(max(1, root // 3), 3 * root + 1) if n % w == 0]
+  return min(near, key=lambda w: abs(w - root), default=root)
 
 
 def _first_above(upto_Sn, target_S, mass_Sn) -> jax.Array:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentjax.rollout import sampling
 from agentjax.rollout.sampling import (
   Sampling,
   _inverse_cdf,
@@ -31,7 +32,7 @@ def plain(z, u, temperature, top_k, top_p, min_p):
     order = np.argsort(-z)
     q = np.where(keep, p, 0) / p[keep].sum()
     before = np.cumsum(q[order]) - q[order]
-    keep &= np.isin(np.arange(len(z)), order[before < top_p])
+    keep &= z >= z[order[before < top_p]].min()  # ties at the edge stay
   if min_p:
     keep &= p >= min_p * p.max()
   with np.errstate(divide='ignore'):
@@ -100,6 +101,34 @@ def test_frequencies_follow_the_distribution():
   np.testing.assert_allclose(share, [0.5, 0.3, 0.0, 0.2], atol=0.03)
 
 
+@pytest.mark.parametrize('near', [1, 6, 128])
+def test_truncation_keeps_exactly_what_a_sort_would(near, monkeypatch):
+  """Ties, whole vocabularies and extreme logits; thresholds without a sort."""
+  monkeypatch.setattr(sampling, 'NEAR', near)
+  rng = np.random.default_rng(3)
+  n, V = 64, 41
+  z = np.round(rng.normal(size=(n, V)) * 4, 1).astype(np.float32)  # ties
+  z[::5] *= 40
+  z[1::7, 3] = -1e30
+  columns = (
+    rng.choice([0.3, 1.0, 2.0], n).astype(np.float32),
+    rng.choice([0, 1, 2, 7, V, 9 * V], n).astype(np.int32),
+    rng.choice([1.0, 0.99, 0.5, 1e-6], n).astype(np.float32),
+    rng.choice([0.0, 0.01, 1.0], n).astype(np.float32),
+  )
+  seen = [set() for _ in range(n)]
+  run = jax.jit(lambda *args: sample(*args))
+  for u in np.linspace(0, 1, 400, endpoint=False, dtype=np.float32):
+    out = jax.device_get(run(z, np.full(n, u), *columns))
+    for i in range(n):
+      seen[i].add(int(out.token[i]))
+  for i in range(n):
+    keep, full, _ = plain(z[i].astype(np.float64), 0, *(c[i] for c in columns))
+    mass = np.exp(full[list(keep)]).sum()
+    likely = {t for t in keep if np.exp(full[t]) > 0.005 * mass}
+    assert likely <= seen[i] <= keep, (i, [c[i] for c in columns])
+
+
 @pytest.mark.parametrize('V', [1, 2, 5, 16, 97])
 def test_the_inverse_cdf_is_exact_and_never_picks_no_mass(V):
   rng = np.random.default_rng(V)
@@ -108,7 +137,12 @@ def test_the_inverse_cdf_is_exact_and_never_picks_no_mass(V):
   mass = mass.astype(np.float32)
   u = rng.random(200).astype(np.float32)
   u[:2] = 0.0, np.nextafter(np.float32(1), np.float32(0))
-  token = np.asarray(_inverse_cdf(mass, u))
+  with np.errstate(divide='ignore'):
+    z = np.log(mass)
+  ones = np.ones(200, np.float32)
+  token, total = _inverse_cdf(z, ones * 0, ones, ones * -np.inf, u)
+  token = np.asarray(token)
+  np.testing.assert_allclose(total, mass.sum(1), rtol=1e-5)
   upto = np.cumsum(mass.astype(np.float64), 1)
   at = np.arange(200)
   assert (mass[at, token] > 0).all()
