@@ -3,7 +3,7 @@
 # Each target makes the virtual environment it needs in .venv, once; a change
 # of setup.py makes it anew. Another interpreter: `make PYTHON=python3.12 test`.
 
-.PHONY: help quickstart test test-long lint clean
+.PHONY: help quickstart test test-long bench lint clean
 .DEFAULT_GOAL := help
 
 # The first interpreter that runs and is new enough.
@@ -28,6 +28,7 @@ help:
 	@echo 'make quickstart   train a small model with a tool on this machine'
 	@echo 'make test         the tests of a working day'
 	@echo 'make test-long    all tests'
+	@echo 'make bench        the engine beside other systems; ARGS=--quick: alone'
 	@echo 'make lint         format and lint checks'
 	@echo 'make clean        remove .venv and .cache'
 
@@ -40,6 +41,9 @@ test: $(VENV)/test.stamp
 
 test-long: $(VENV)/test.stamp
 	$(PYTEST) --timeout=1800 $(ARGS)
+
+bench: $(VENV)/run.stamp
+	$(BIN)/python -m benchmarks.engine $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
