@@ -55,7 +55,9 @@ def stop_ids(vocabulary: int) -> range:
 
 
 class IdChat:
-  """A chat over bare ids; every turn is a call."""
+  """A chat over bare ids; every turn is a call, and none begins forced."""
+
+  forced = np.zeros(0, np.int32)
 
   def render_prompt(self, messages, tools=()):
     return np.array(messages[-1].content.split(), np.int32)
