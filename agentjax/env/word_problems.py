@@ -58,6 +58,9 @@ def tasks(
   Raises:
     ValueError: unknown split, or not that many different tasks.
   """
+  for name, value in (('n', n), ('seed', seed)):
+    if value < 0:
+      raise ValueError(f'{name} is {value}: give 0 or more')
   pool = numbers(split)
   templates = [t for t in TEMPLATES if (t.name in TEST) == (split == 'test')]
   rng = np.random.default_rng([seed, SPLITS.index(split)])
@@ -97,7 +100,10 @@ def environment(
 
   Raises:
     SandboxUnavailable: nothing here can run code apart.
+    ValueError: the calls can outlast the sandbox.
   """
+  lasting = sandbox.spec if sandbox else spec or SandboxSpec()
+  lasting.check_calls(max_calls, timeout_s)
   tool = PythonTool(
     spec,
     backend,

@@ -25,7 +25,10 @@ from agentjax.env.sandbox.spec import (
   classify,
 )
 
-EXIT_0 = {'end': 'exit', 'wait': 0, 'oom': 0, 'pids': 0, 'disk_full': False}
+EXIT_0 = {
+  **{'end': 'exit', 'wait': 0, 'oom': 0, 'pids': 0},
+  **{'disk_full': False, 'alive': True},
+}
 
 
 def frame(header, *blobs):

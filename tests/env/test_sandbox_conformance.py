@@ -9,6 +9,7 @@ from sandboxes import SPEC
 
 from agentjax.env.sandbox import (
   Call,
+  CallResult,
   CallStatus,
   SandboxBug,
   SandboxSpec,
@@ -20,6 +21,16 @@ PROCESSES = (
   'import os; print([p for p in os.listdir("/proc") if p.isdigit()'
   ' and p not in ("1", str(os.getpid()))])'
 )
+
+EVERY_SIGNAL = """
+import os, signal, time
+for number in range(1, signal.NSIG):
+  for pid in (1, os.getppid()):
+    try: os.kill(pid, number)
+    except OSError: pass
+time.sleep(.2)
+print('alive')
+"""
 
 
 def run(sandbox, code, **options):
@@ -270,15 +281,58 @@ print(sorted(os.listdir('/proc/self/fd')))
   assert run(shared, 'print(1)').stdout == '1\n'
 
 
-def test_environment_and_lifetime_of_the_spec(backend):
-  spec = dataclasses.replace(SPEC, env={'ANSWER': '42'}, lifetime_s=1.5)
+@pytest.mark.parametrize('by', ['code', 'argv'])
+def test_no_signal_ends_the_runner(shared, by):
+  if by == 'code':
+    result = run(shared, EVERY_SIGNAL)
+  else:
+    result = shared.call(Call(argv=['python3', '-c', EVERY_SIGNAL]))
+  assert (result.status, result.stdout) == (CallStatus.OK, 'alive\n')
+  assert result.alive and run(shared, 'print(1)').stdout == '1\n'
+
+
+def test_signals_end_the_policys_own_programs(shared):
+  code = (
+    'import signal as s\n'
+    'print(s.getsignal(s.SIGINT) is s.default_int_handler)\n'
+    'print([int(n) for n in s.valid_signals()'
+    ' if s.getsignal(n) == s.SIG_IGN and n not in (s.SIGPIPE, s.SIGXFSZ)])'
+  )
+  assert run(shared, code).stdout == 'True\n[]\n'
+  interrupted = run(shared, 'import os; os.kill(os.getpid(), 2)')
+  assert interrupted.stderr.endswith('KeyboardInterrupt\n')
+  for number in (1, 2, 3, 10, 13, 15):
+    killed = shell(shared, f'kill -{number} $$')
+    assert (killed.status, killed.signal) == (CallStatus.SIGNAL, number)
+
+
+def test_environment_of_the_spec(backend):
+  spec = dataclasses.replace(SPEC, env={'ANSWER': '42'})
   with open_sandbox(spec, backend) as sandbox:
     code = 'import os; print(os.environ["ANSWER"], hash("a") == hash("a"))'
     assert run(sandbox, code).stdout == '42 True\n'
+
+
+def test_the_end_of_the_lifetime_in_a_call_is_the_policys(backend):
+  spec = dataclasses.replace(SPEC, lifetime_s=1.5)
+  with open_sandbox(spec, backend) as sandbox:
     start = time.monotonic()
-    with pytest.raises(Died):
-      run(sandbox, 'import time; time.sleep(100)', timeout_s=90)
+    code = 'import time; print("so far", flush=True); time.sleep(100)'
+    result = run(sandbox, code, timeout_s=90)
     assert time.monotonic() - start < 10
+    assert (result.status, result.alive) == (CallStatus.TIMEOUT, False)
+    assert result.stdout == 'so far\n'
+    # And it stays so: what is asked of a spent sandbox is a timeout too.
+    for again in (run(sandbox, 'print(1)'), sandbox.put({'x': b''})):
+      assert again == CallResult(CallStatus.TIMEOUT, alive=False)
+    assert sandbox.get(['x']).refused == {'x': 'the sandbox is gone'}
+
+
+def test_the_end_of_the_lifetime_between_calls_is_infrastructure(backend):
+  with open_sandbox(dataclasses.replace(SPEC, lifetime_s=1.0), backend) as idle:
+    time.sleep(1.5)
+    with pytest.raises(Died):
+      run(idle, 'print(1)')
 
 
 def test_hashes_do_not_vary(shared):
@@ -299,4 +353,7 @@ def test_calls_and_specs_are_checked():
     Call(code='1', timeout_s=0)
   with pytest.raises(ValueError, match='quarter'):
     SandboxSpec(memory_bytes=64 << 20, tmpfs_bytes=64 << 20)
+  with pytest.raises(ValueError, match='60 s, and .*lifetime_s 60: raise'):
+    dataclasses.replace(SPEC, lifetime_s=60.0).check_calls(6, 10.0)
+  dataclasses.replace(SPEC, lifetime_s=61.0).check_calls(6, 10.0)
   assert 'network' not in {f.name for f in dataclasses.fields(SandboxSpec)}

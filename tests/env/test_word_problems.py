@@ -1,6 +1,7 @@
 """Word problems: templates, splits, and an expert with a real sandbox."""
 
 import collections
+import dataclasses
 import re
 
 import numpy as np
@@ -125,6 +126,34 @@ def test_a_lost_sandbox_is_infrastructure(backend):
   with pytest.raises(InfraError):
     env.step(turn)
   env.close()
+
+
+def test_a_spent_sandbox_is_the_policys(backend):
+  (task,) = word_problems.tasks('test', 1)
+  spec = dataclasses.replace(SPEC, lifetime_s=1.5)
+  env = word_problems.environment(
+    spec=spec, backend=backend, max_calls=1, timeout_s=1
+  )
+  env._tools['python']._timeout_s = 60
+  env._max_calls = 2
+  env.reset(task)
+  for code in ('while 1: pass', 'print(1)'):
+    call = ToolCall('python', {'code': code})
+    (seen,) = env.step(Turn('', Verdict.CALLS, calls=(call,))).observations
+    assert seen.body.startswith('error: timed out')
+    assert seen.body.endswith('the sandbox is gone')
+  assert not env.verify(Status.TOOL_FAILURE).success
+  env.close()
+
+
+def test_calls_that_can_outlast_the_sandbox_are_refused(shared):
+  spec = dataclasses.replace(SPEC, lifetime_s=40.0)
+  with pytest.raises(ValueError, match='4 calls of 10 s.*lifetime_s 40'):
+    word_problems.environment(spec=spec)
+  with pytest.raises(ValueError, match='60 calls of 10 s.*lifetime_s 600'):
+    word_problems.environment(max_calls=60)
+  with pytest.raises(ValueError, match='lifetime_s 600: raise'):
+    word_problems.environment(sandbox=shared, timeout_s=200)
 
 
 def test_refuses_where_no_code_can_run(monkeypatch):

@@ -7,9 +7,10 @@ read-only and nothing else of the host's files; sized tmpfs to write to.
 As root, calls run under another uid, and a cgroup limits memory, processes
 and processor where this host lets us make one; `facts['limits']` says so.
 Otherwise limits are per process (rlimits): a hog meets MemoryError instead of
-the status OOM, and nothing counts refused forks. Weaker than a container in
-three ways: no seccomp filter, inodes unlimited, and /proc shows the host's
-memory and processors.
+the status OOM, and nothing counts refused forks. Without root, calls have the
+runner's uid, and `shield.py` keeps them off it. Weaker than a container in
+three ways: no seccomp filter beyond that, inodes unlimited, and /proc shows
+the host's memory and processors.
 
 bwrap's --die-with-parent is not used: it follows the thread that started it,
 and ends the sandbox when a pool's thread ends. The end of the stream does its
@@ -29,9 +30,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 
 from agentjax.env.base import InfraError
-from agentjax.env.sandbox import cgroup
+from agentjax.env.sandbox import cgroup, shield
 from agentjax.env.sandbox.channel import Channel
 from agentjax.env.sandbox.session import RunnerSandbox, runner_program
 from agentjax.env.sandbox.spec import (
@@ -56,13 +58,20 @@ def check_bwrap() -> None:
     raise SandboxUnavailable(
       'bubblewrap is not installed: install the package bubblewrap'
     )
-  command = [*_namespaces(), *_root(), '--proc', '/proc', '/bin/true']
+  command = [*_namespaces(), *_root(), '--proc', '/proc']
+  filter_fd, passed = _shield()
   try:
     done = subprocess.run(
-      command, capture_output=True, timeout=20, stdin=subprocess.DEVNULL
+      [*command, *passed, '/bin/true'],
+      capture_output=True,
+      timeout=20,
+      stdin=subprocess.DEVNULL,
+      pass_fds=filter_fd,
     )
   except (OSError, subprocess.TimeoutExpired) as error:
     raise SandboxUnavailable(f'bubblewrap does not start: {error}') from error
+  finally:
+    _close(filter_fd)
   if done.returncode:
     raise SandboxUnavailable(
       'bubblewrap cannot make namespaces here: '
@@ -80,14 +89,15 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
   ours, theirs = socket.socketpair()
   info_read, info_write = os.pipe()
   errors = tempfile.TemporaryFile()
-  command = _command(spec, group, info_write)
+  filter_fd, passed = _shield()
+  command = _command(spec, group, info_write, passed)
   try:
     process = subprocess.Popen(
       command,
       stdin=theirs,
       stdout=theirs,
       stderr=errors,
-      pass_fds=[info_write],
+      pass_fds=[info_write, *filter_fd],
       start_new_session=True,
     )
   except OSError as error:
@@ -97,7 +107,7 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
     raise StartFailed(f'bubblewrap does not start: {error}') from error
   finally:
     theirs.close()
-    os.close(info_write)
+    _close([info_write, *filter_fd])
   pidfd, pid = _child(info_read)
   state = _Process(process, pidfd, group, errors)
   if pid is None:
@@ -180,6 +190,17 @@ class _Process:
     return CallStatus.OOM if counted > kills else None
 
 
+def _shield() -> tuple[list[int], list[str]]:
+  """([descriptor to pass and to close], options of bwrap); may be empty."""
+  fd = shield.open_program() if os.geteuid() else None
+  return ([], []) if fd is None else ([fd], ['--seccomp', str(fd)])
+
+
+def _close(fds: Sequence[int]) -> None:
+  for fd in fds:
+    os.close(fd)
+
+
 def _drop(group: cgroup.Cgroup | None) -> None:
   if group is not None:
     cgroup.remove(group)
@@ -200,13 +221,13 @@ def _child(info_read: int) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _command(spec, group, info_write: int) -> list[str]:
+def _command(spec, group, info_write: int, passed) -> list[str]:
   size = ['--size', str(spec.tmpfs_bytes), '--perms', '1777', '--tmpfs']
   shm = ['--size', str(16 << 20), '--perms', '1777', '--tmpfs', '/dev/shm']
   python = _python()
   command = [
     *_namespaces(),
-    *('--info-fd', str(info_write)),
+    *('--info-fd', str(info_write), *passed),
     *_root(),
     *('--proc', '/proc', '--dev', '/dev', *shm, '--remount-ro', '/dev'),
     *(*size, spec.workdir, *size, '/tmp'),

@@ -15,14 +15,14 @@ What it promises:
     kill(-1) and reaped: the next call finds no process of the last.
   * End of file on stdin (the host is gone) ends the runner, and with it, it
     being PID 1, every process of the sandbox, in the middle of a call too.
+  * No signal of a child ends the runner. The end of its lifetime in a call is
+    that call's timeout, and is reported.
 
 A frame is a big-endian uint32 (length of the rest), a uint32 (length of the
 header), the header as JSON, and blobs whose lengths the header lists in
-`blobs`. Requests carry `id` and `op`; replies carry `id`, `nonce` and facts.
-What the facts mean is judged on the host.
-
-Ops: hello (limits, once, first) and run. A Python session that lives over
-several calls would be one more.
+`blobs`. Requests carry `id` and `op`; replies carry `id`, `nonce` and facts,
+which are judged on the host.
+Ops: hello (limits, once, first) and run.
 """
 
 # ruff: noqa: B905 (zip has no strict= before Python 3.10)
@@ -166,6 +166,11 @@ class Runner:
     self.link = link
     self.limits = None
     self.nonce = None
+    # PID 1 is safe from signals without a handler alone; SIGINT has Python's.
+    needed = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    self.ignored = signal.valid_signals() - needed
+    for number in self.ignored:
+      signal.signal(number, signal.SIG_IGN)
     self.wake, wake_in = os.pipe()
     for fd in (self.wake, wake_in):
       os.set_blocking(fd, False)
@@ -178,6 +183,8 @@ class Runner:
       facts, out = getattr(self, 'op_' + header['op'])(header, blobs)
       facts.update(id=header['id'], nonce=self.nonce)
       self.link.send(facts, out)
+      if not facts['alive']:
+        os._exit(0)
 
   def op_hello(self, header, blobs):
     self.limits, self.nonce = header['limits'], header['nonce']
@@ -198,7 +205,7 @@ class Runner:
 
   def call(self, argv, code, stdin, timeout_s, cap):
     """Forks, runs `argv` or `code` in the child, ends it all, and reports."""
-    deadline = time.monotonic() + timeout_s
+    deadline = min(time.monotonic() + timeout_s, self.link.end)
     before = counters()
     pipes = [os.pipe() for _ in range(3)]
     sys.stdout.flush()
@@ -223,6 +230,7 @@ class Runner:
       'wait': last if status is None else status,
       'reaped': reaped,
       'disk_full': self.disk_full(),
+      'alive': time.monotonic() < self.link.end,
       'dropped': [c.parts()[2] for c in captures],
     }
     for name in ('oom', 'pids'):
@@ -247,7 +255,7 @@ class Runner:
         os.close(to_child)
       end = status = None
       while end is None:
-        left = min(deadline, self.link.end) - time.monotonic()
+        left = deadline - time.monotonic()
         for key, _ in selector.select(max(0.0, left)):
           if key.fd == self.link.fd_in:
             self.link.fill()  # ends the runner if the host is gone
@@ -267,8 +275,6 @@ class Runner:
           end = 'output'
         elif time.monotonic() >= deadline:
           end = 'timeout'
-        elif time.monotonic() >= self.link.end:
-          os._exit(0)
       if stdin:
         os.close(to_child)
     return end, status
@@ -278,6 +284,10 @@ class Runner:
     try:
       signal.set_wakeup_fd(-1)
       signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+      # As a fresh interpreter has them.
+      for number in self.ignored - {signal.SIGPIPE, signal.SIGXFSZ}:
+        signal.signal(number, signal.SIG_DFL)
+      signal.signal(signal.SIGINT, signal.default_int_handler)
       os.setsid()
       for target, fd in enumerate(fds):
         os.dup2(fd, target)

@@ -7,6 +7,7 @@ the same and lives here. This file does not know where the runner runs.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
 import json
 import threading
@@ -171,10 +172,10 @@ class RunnerSandbox:
         limit = self._hit_limit(began, self._oom_kills)
         if limit is None:
           raise
-        self._last_words = CallResult(
-          limit, duration_s=time.monotonic() - start, alive=False
+        self._last_words = CallResult(limit, alive=False)
+        return dataclasses.replace(
+          self._last_words, duration_s=time.monotonic() - start
         )
-        return self._last_words
       self._oom_kills += reply['oom']
     status, code, number = classify(reply)
     dropped = tuple(reply['dropped'])
@@ -187,6 +188,7 @@ class RunnerSandbox:
       truncated=dropped,
       duration_s=time.monotonic() - start,
       reaped=reply['reaped'],
+      alive=reply['alive'],
     )
 
   def _ask(self, header, blobs, timeout_s):
@@ -195,7 +197,7 @@ class RunnerSandbox:
     if self._failure:
       raise self._failure
     try:
-      return self._channel.ask(
+      reply, out = self._channel.ask(
         header, blobs, timeout_s=timeout_s + self.spec.grace_s
       )
     except InfraError as error:
@@ -206,6 +208,9 @@ class RunnerSandbox:
       if not isinstance(error, Died):
         self._stop()
       raise error from None
+    if not reply['alive']:  # its lifetime ended in this call
+      self._last_words = CallResult(CallStatus.TIMEOUT, alive=False)
+    return reply, out
 
 
 def _checked(path: str) -> str:

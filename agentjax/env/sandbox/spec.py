@@ -59,7 +59,7 @@ class CallStatus(enum.Enum):
   OK = 'ok'
   NONZERO = 'nonzero'  # exit code other than 0
   SIGNAL = 'signal'
-  TIMEOUT = 'timeout'
+  TIMEOUT = 'timeout'  # of the call, or of the sandbox within a call
   OOM = 'oom'  # the kernel killed for memory
   PIDS = 'pids'  # refused to fork, and did not end well
   OUTPUT_CAP = 'output_cap'  # killed for what it wrote
@@ -80,7 +80,8 @@ class SandboxSpec:
     nofile: open files of a process.
     output_cap: bytes kept of stdout and of stderr, a quarter of them head.
     output_kill: bytes written after which a call is killed.
-    lifetime_s: after which the sandbox ends by itself.
+    lifetime_s: after which the sandbox ends by itself. In a call this is the
+      call's timeout, between calls it is infrastructure: see `check_calls`.
     grace_s: that the host waits longer than a call's own timeout.
     workdir: where calls start; the only place besides /tmp to write to.
     env: variables of the calls, besides a fixed set.
@@ -113,6 +114,23 @@ class SandboxSpec:
         f'SandboxSpec.tmpfs_bytes {self.tmpfs_bytes} is more than a quarter '
         f'of memory_bytes {self.memory_bytes}: full files would starve the '
         'next call of memory'
+      )
+
+  def check_calls(self, calls: int, timeout_s: float) -> None:
+    """Returns if `calls` of `timeout_s` each end before the sandbox does.
+
+    The seconds in which the policy writes count as well: leave room for them.
+
+    Raises:
+      ValueError: they can reach `lifetime_s`.
+    """
+    longest = calls * timeout_s
+    if longest >= self.lifetime_s:
+      raise ValueError(
+        f'{calls} calls of {timeout_s:g} s can take {longest:g} s, and the '
+        f'sandbox ends after lifetime_s {self.lifetime_s:g}: raise '
+        f'SandboxSpec.lifetime_s well above {longest:g}, or allow fewer or '
+        'shorter calls (max_calls, timeout_s)'
       )
 
   def runner_limits(self, rlimits: Mapping[str, int]) -> dict[str, Any]:
