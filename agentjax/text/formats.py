@@ -29,11 +29,14 @@ class ChatFormat:
   Attributes:
     name: for messages and records.
     frame: how turns are marked. syntax: how tools are called.
-    settle: what the template does to a message that is not the assistant's.
-    rewrite: what it does to the assistant's messages of a history; on the
-      incremental path these are sampled ids, which nobody rewrites.
-    arrange: what it does to a conversation's system message and roles, before
-      tools are offered; raises ValueError for what it refuses.
+    settle: what the template does to a message that is not the assistant's;
+      is told whether the message is the conversation's first.
+    arrange: what it does to a conversation's system message, before tools are
+      offered; raises ValueError for what it refuses.
+    rewrite: what it does, last, to the assistant's messages of a history; on
+      the incremental path these are sampled ids, which nobody rewrites.
+    roles: those that it prints; None is all. A message of another role is
+      passed over, but still parts the tool messages around it.
     thought: the tags of a thought.
     cut_mark: stands where the body of an observation was cut.
   """
@@ -41,11 +44,16 @@ class ChatFormat:
   name: str
   frame: frames.Frame
   syntax: calls.CallSyntax
-  settle: Callable[[Message], Message] = lambda message: message
-  rewrite: Callable[[Sequence[Message]], list[Message]] = list
+  settle: Callable[[Message, bool], Message] = lambda message, first: message
   arrange: Callable[[Sequence[Message]], list[Message]] = list
+  rewrite: Callable[[Sequence[Message]], list[Message]] = list
+  roles: tuple[str, ...] | None = None
   thought: tuple[str, str] = ('<think>', '</think>')
   cut_mark: str = '\n[... truncated]'
+
+  def prints(self, role: str) -> bool:
+    """Whether the template prints messages of `role`."""
+    return self.roles is None or role in self.roles
 
 
 def _each_turn(
@@ -71,10 +79,7 @@ _SMOLLM2_SYSTEM = (
 )
 
 
-def _known_roles(messages: Sequence[Message]) -> list[Message]:
-  """Qwen's templates pass over roles that they do not know."""
-  known = ('system', 'user', 'assistant', 'tool')
-  return [m for m in messages if m.role in known]
+_QWEN_ROLES = ('system', 'user', 'assistant', 'tool')
 
 
 def _is_query(message: Message) -> bool:
@@ -117,9 +122,8 @@ qwen2_5 = ChatFormat(
   name='qwen2_5',
   frame=frames.CHATML,
   syntax=calls.HERMES,
-  arrange=lambda messages: frames.with_system(
-    _known_roles(messages), _QWEN2_5_SYSTEM
-  ),
+  arrange=lambda messages: frames.with_system(messages, _QWEN2_5_SYSTEM),
+  roles=_QWEN_ROLES,
 )
 
 qwen3 = ChatFormat(
@@ -127,7 +131,7 @@ qwen3 = ChatFormat(
   frame=frames.CHATML,
   syntax=dataclasses.replace(calls.HERMES, write=_qwen3_write),
   rewrite=_qwen3_history,
-  arrange=_known_roles,
+  roles=_QWEN_ROLES,
 )
 
 # The public template: it tells no tools and prints no calls.
@@ -157,6 +161,13 @@ def _llama3_1_system(messages: Sequence[Message]) -> list[Message]:
   return [Message('system', _LLAMA3_1_SYSTEM + system.content), *rest]
 
 
+def _llama3_1_settled(message: Message, first: bool) -> Message:
+  """Results stay as they are; Llama's own word for their role is ipython."""
+  if message.role in ('tool', 'ipython'):
+    return dataclasses.replace(message, role='tool')
+  return frames.trimmed(message)
+
+
 def _llama3_1_turn(message: Message) -> Message:
   """Of a turn with a call, the template prints the call alone."""
   if message.tool_calls:
@@ -168,7 +179,7 @@ llama3_1 = ChatFormat(
   name='llama3_1',
   frame=frames.LLAMA3,
   syntax=calls.LLAMA_JSON,
-  settle=frames.trimmed_unless_tool,
+  settle=_llama3_1_settled,
   rewrite=_each_turn(_llama3_1_turn),
   arrange=_llama3_1_system,
 )
@@ -196,7 +207,7 @@ gemma = ChatFormat(
 gemma3 = dataclasses.replace(
   gemma,
   name='gemma3',
-  settle=frames.trimmed_unless_system,
+  settle=frames.trimmed_after_system,
   arrange=frames.merge_system,
 )
 

@@ -134,17 +134,14 @@ def with_system(messages: Sequence[Message], text: str) -> list[Message]:
   return [Message('system', text), *messages]
 
 
-def trimmed(message: Message) -> Message:
+def trimmed(message: Message, first: bool = False) -> Message:
   """Without whitespace at either end."""
   return dataclasses.replace(message, content=message.content.strip())
 
 
-def trimmed_unless_tool(message: Message) -> Message:
-  return message if message.role == 'tool' else trimmed(message)
-
-
-def trimmed_unless_system(message: Message) -> Message:
-  return message if message.role == 'system' else trimmed(message)
+def trimmed_after_system(message: Message, first: bool) -> Message:
+  """Trimmed, but for a system message that begins the conversation."""
+  return message if first and message.role == 'system' else trimmed(message)
 
 
 def merge_system(messages: Sequence[Message]) -> list[Message]:

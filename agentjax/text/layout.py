@@ -27,12 +27,13 @@ def pieces_of(
   """
   if not messages:
     raise ValueError('no messages: a conversation has at least one')
-  settled = _settle(format, messages)
-  arranged = format.arrange(format.rewrite(settled))
+  arranged = format.arrange(_settle(format, messages, begins=True))
   # The order of roles is checked on messages, as the templates do.
   format.frame.check(_roles(format, arranged), 0)
+  # Tools may take up the words of a first message that a rewrite would drop.
   offered = format.syntax.offer(arranged, tools)
-  return [*format.frame.begin, *_layout(format, offered, None)]
+  history = format.rewrite(offered)
+  return [*format.frame.begin, *_layout(format, history, None)]
 
 
 def after_turn(
@@ -41,11 +42,17 @@ def after_turn(
   """The pieces between a sampled turn and the policy's next token."""
   # The policy's turn is an odd one, wherever the roles alternate.
   format.frame.check(_roles(format, messages), 2)
-  return list(_layout(format, _settle(format, messages), closed))
+  settled = _settle(format, messages, begins=False)
+  return list(_layout(format, settled, closed))
 
 
-def _settle(format: ChatFormat, messages: Sequence[Message]) -> list[Message]:
-  return [m if m.role == 'assistant' else format.settle(m) for m in messages]
+def _settle(
+  format: ChatFormat, messages: Sequence[Message], begins: bool
+) -> list[Message]:
+  return [
+    m if m.role == 'assistant' else format.settle(m, begins and i == 0)
+    for i, m in enumerate(messages)
+  ]
 
 
 def _roles(format: ChatFormat, messages: Sequence[Message]) -> list[str]:
@@ -82,7 +89,9 @@ def _layout(
         going_on = True
         continue
     else:
-      turns = [(m.role, _words(format, m)) for m in run]
+      turns = [
+        (m.role, _words(format, m)) for m in run if format.prints(m.role)
+      ]
     for role, text in turns:
       if role == 'assistant' and going_on:
         yield from (text, BREAK)
