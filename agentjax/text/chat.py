@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -279,31 +280,57 @@ def _prefix(vocab: Vocab, ids: np.ndarray) -> str:
 # ---- thoughts -------------------------------------------------------------
 
 
+_NOWHERE = sys.maxsize  # behind the end of every text
+
+
+def _forward(find: Callable[[int], int]) -> Callable[[int], int]:
+  """`find` for positions that only grow: goes through the text once.
+
+  `find(position)` is -1 where nothing follows; here that is `_NOWHERE`.
+  """
+  found = -1
+
+  def following(position: int) -> int:
+    nonlocal found
+    if found < position:
+      at = find(position)
+      found = at if at >= 0 else _NOWHERE
+    return found
+
+  return following
+
+
 def _split_thought(format: ChatFormat, text: str) -> tuple[str | None, str]:
   """Thoughts and what is said outside of them.
 
   A thought ends at its closing tag. One that has none ends where a call
   begins, and one that has no opening tag began before this segment; tags
-  behind the beginning of a call belong to the call.
+  behind the beginning of a call belong to the call. The text is gone through
+  once for each of the three, whatever it holds.
   """
   opening, closing = format.thought
-  opener = format.syntax.opener
-  thoughts, said, position, limit = [], [], 0, -1
+
+  def call_at(position: int) -> int:
+    call = format.syntax.opener.search(text, position)
+    return call.start() if call else -1
+
+  next_call = _forward(call_at)
+  next_opening = _forward(lambda position: text.find(opening, position))
+  next_closing = _forward(lambda position: text.find(closing, position))
+  thoughts, said, position = [], [], 0
   while True:
-    if limit < position:
-      call = opener.search(text, position)
-      limit = call.start() if call else len(text)
-    start = text.find(opening, position, limit)
-    if start < 0:
-      end = text.find(closing, position, limit)
-      if end < 0:
+    limit = min(next_call(position), len(text))
+    start = next_opening(position)
+    if start + len(opening) > limit:
+      end = next_closing(position)
+      if end + len(closing) > limit:
         break
       thoughts.append(text[position:end])
     else:
       said.append(text[position:start])
       inner = start + len(opening)
-      end = text.find(closing, inner)
-      if end < 0:
+      end = next_closing(inner)
+      if end == _NOWHERE:
         thoughts.append(text[inner:limit])
         position = limit
         break

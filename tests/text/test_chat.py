@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentjax.text import chat as chat_module
 from agentjax.text import formats
 from agentjax.text.chat import Chat
 from agentjax.types import Message, Observation, Stop, ToolCall, Turn, Verdict
@@ -410,6 +411,111 @@ def test_hostile_texts_are_parsed_in_bounded_time(bpe):
       for marker in ('', *format.syntax.markers):
         ids = bpe.encode((part + marker) * 2000)
         chat.parse_turn(ids, Stop.END_OF_TURN)
+
+
+class Counted(str):
+  """Text that counts the characters that `find` goes through."""
+
+  scanned = 0
+
+  def find(self, part, start=0, end=None):
+    end = len(self) if end is None else end
+    at = str.find(self, part, start, end)
+    self.scanned += (at + len(part) if at >= 0 else end) - start
+    return at
+
+
+def split_naively(format, text):
+  """The contract of `_split_thought`, searching anew at each step."""
+  opening, closing = format.thought
+  thoughts, said, position = [], [], 0
+  while True:
+    call = format.syntax.opener.search(text, position)
+    limit = call.start() if call else len(text)
+    start = text.find(opening, position, limit)
+    if start < 0:
+      end = text.find(closing, position, limit)
+      if end < 0:
+        break
+      thoughts.append(text[position:end])
+    else:
+      said.append(text[position:start])
+      inner = start + len(opening)
+      end = text.find(closing, inner)
+      if end < 0:
+        thoughts.append(text[inner:limit])
+        position = limit
+        break
+      thoughts.append(text[inner:end])
+    position = end + len(closing)
+  thought = '\n'.join(t.strip() for t in thoughts) if thoughts else None
+  return thought, ''.join(said) + text[position:]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+  st.sampled_from(WITH_CALLS),
+  st.lists(
+    st.sampled_from(
+      ['<think>', '</think>', '<tool_call>', '</tool_call>', '<search>', ' a ']
+      + ['<calc>', '</calc>', '<code>', '{"name": ', '{', '"', '<think', '>']
+    ),
+    max_size=14,
+  ),
+)
+def test_thoughts_are_split_by_their_contract(format, parts):
+  text = ''.join(parts)
+  assert chat_module._split_thought(format, text) == split_naively(format, text)
+
+
+HOSTILE = (
+  '</think>',
+  '<think>',
+  '<think></think>',
+  '<think>{o}</think>',
+  '</think>{o}',
+  '{o}',
+  '{o}</think>',
+  '{c}',
+  '{o}{c}',
+  '{o}```',
+  '{o}```py\n',
+  '{{ ',
+  '{{"a":1}}',
+  '{{"name":',
+  '{{"name"     ',
+)
+
+
+def hostile(format, n):
+  markers = format.syntax.markers or ('{"name": ', '}')
+  opening, closing = markers[0], markers[len(markers) // 2]
+  for part in HOSTILE:
+    yield part, part.format(o=opening, c=closing) * n
+  yield 'halves', '<think>' * n + '</think>' * n
+  yield 'closed at last', opening * n + '</think>' + closing * n
+  yield 'fences', opening + '```py\n' * n + closing
+
+
+@pytest.mark.parametrize('format', WITH_CALLS, ids=named)
+def test_the_text_of_a_turn_is_gone_through_a_few_times_at_most(format):
+  for part, text in hostile(format, 300):
+    text = Counted(text)
+    chat_module._split_thought(format, text)
+    assert text.scanned <= 3 * len(text), part
+
+
+@pytest.mark.parametrize(
+  'format',
+  [formats.qwen2_5, formats.llama3_1, formats.smollm2_code],
+  ids=named,
+)
+def test_megabytes_of_hostile_text_are_read(format):
+  """Quadratic work on this much would take minutes for each part."""
+  for _, text in hostile(format, 200_000):
+    _, said = chat_module._split_thought(format, text)
+    format.syntax.read(text)
+    format.syntax.read(said)
 
 
 # ---- stops and errors -----------------------------------------------------
