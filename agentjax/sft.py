@@ -35,6 +35,8 @@ def to_trajectory(
     zeros = np.zeros(len(tokens))
     closed = chat.closes(tokens)
     stop = Stop.END_OF_TURN if closed else Stop.STOP_STRING
+    if len(chat.forced):
+      trajectory = trajectory.append(Segment(Source.FORCED, chat.forced))
     trajectory = trajectory.append(
       Segment(Source.MODEL, tokens, zeros, zeros, zeros, zeros - 1, stop=stop),
       turn_rewards=(*trajectory.turn_rewards, 0.0),

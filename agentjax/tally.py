@@ -9,6 +9,15 @@ from collections.abc import Sequence
 
 from agentjax.types import Group, Trajectory
 
+# What hangs on how fast things went: another run of the same seed has others.
+_TIMED = frozenset({'slot_occupancy', 'rows_parked', 'parked_bytes'})
+
+
+def is_clock(name: str) -> bool:
+  """Whether a metric or a total tells of time, and not of what was done."""
+  timed = name in _TIMED
+  return timed or name.startswith('seconds') or name.endswith('per_second')
+
 
 def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   """Means over a draw; reward and success over those whose reward counts."""

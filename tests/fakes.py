@@ -35,6 +35,9 @@ class IdChat:
   ends the conversation if its first id is even.
   """
 
+  def __init__(self, forced=()):
+    self.forced = np.array(forced, np.int32)
+
   def render_prompt(self, messages, tools=()):
     return np.array([int(x) for x in messages[-1].content.split()], np.int32)
 

@@ -37,8 +37,11 @@ FLOORS = {
   'agentjax.plots': 2,
   'agentjax.progress': 2,
   'agentjax.tally': 2,
+  'agentjax.workdir': 2,
   'agentjax.train': 3,
   'agentjax.run': 3,
+  'agentjax.ledger': 3,
+  'agentjax.credit': 3,
   'agentjax.training': 3,
   'agentjax.evaluate': 3,
   'agentjax.sft': 3,
@@ -66,11 +69,14 @@ ARROWS = {
   'agentjax.learner': {'agentjax.update'},
   'agentjax.train': {'agentjax.run', 'agentjax.training'},
   'agentjax.run': {
+    'agentjax.credit',
     'agentjax.evaluate',
+    'agentjax.ledger',
     'agentjax.sft',
     'agentjax.training',
-    'agentjax.viewer',
   },
+  'agentjax.ledger': {'agentjax.viewer'},
+  'agentjax.credit': {'agentjax.training'},
   'agentjax.training': {'agentjax.sft'},
 }
 
@@ -80,7 +86,9 @@ JAX = ('jax', 'jaxlib', 'flax', 'optax', 'orbax', 'grain', 'chex')
 FORBIDDEN_NAME = re.compile(
   r'(^|_)(utils?|helpers?|common|misc|managers?|handlers?)($|_)'
 )
-LONG_FILES: dict[str, int] = {}  # exceptions to 450 lines, with their number
+# Exceptions to 450 lines, with their number. The engine is one class with one
+# page of state: cut in two, each half would reach into the other.
+LONG_FILES: dict[str, int] = {'agentjax/rollout/engine.py': 478}
 
 FILES = sorted(
   p

@@ -16,7 +16,7 @@ import pytest
 import tiny_run
 from disks import small_disk
 
-from agentjax import recorder, records, storage
+from agentjax import recorder, records, storage, tally
 
 # In the order of a run: in the cold start, at the commit of a checkpoint,
 # between the two updates of a step, after a step's metrics and before its
@@ -32,11 +32,7 @@ MOMENTS = (
 
 
 def clocks_apart(row):
-  return {
-    k: v
-    for k, v in row.items()
-    if not k.startswith('seconds') and not k.endswith('per_second')
-  }
+  return {k: v for k, v in row.items() if not tally.is_clock(k)}
 
 
 def left_in(workdir):

@@ -16,8 +16,10 @@ import requirements
 
 from agentjax.learner import Learner, adamw
 from agentjax.model import transformer
+from agentjax.model.cache import Spans
 from agentjax.model.mesh import make_mesh
-from agentjax.model.presets import QWEN2_5_0_5B as CONFIG
+from agentjax.model.presets import QWEN2_5_0_5B, QWEN2_5_1_5B
+from agentjax.model.ragged import Ragged, best_store
 from agentjax.rollout.programs import Programs
 from agentjax.text.stop import StopAutomaton
 
@@ -77,7 +79,7 @@ def compiled(name, lowered):
 def learner(chips):
   """Its lowered programs on both hosts."""
   return Learner(
-    CONFIG,
+    QWEN2_5_0_5B,
     optimizer=adamw(1e-5),
     rows=ROWS,
     length=LENGTH,
@@ -90,7 +92,7 @@ def test_the_learner_adds_a_micro_batch(learner):
   (name,) = (n for n in learner if n.startswith('add'))
   _, rest, found = compiled(name, learner[name])
   # The logits of all its tokens, and their gradient, are never there at once.
-  assert rest < 2 * 4 * (ROWS // 4 * LENGTH) * (CONFIG.padded_vocab // 2)
+  assert rest < 2 * 4 * (ROWS // 4 * LENGTH) * (QWEN2_5_0_5B.padded_vocab // 2)
   # Weights cross chips; rows of activations stay where they are.
   gathered = [s for kind, s in found if kind == 'all-gather']
   assert gathered and not [s for s in gathered if f'[{ROWS},{LENGTH}' in s]
@@ -99,24 +101,30 @@ def test_the_learner_adds_a_micro_batch(learner):
 def test_the_learner_applies_split_sums_and_moments(learner):
   """Weights, sums and two moments, float32, over fsdp * tensor."""
   arguments, _, _ = compiled('apply', learner['apply'])
-  share = 4 * 4 * transformer.n_params(CONFIG) / 4
+  share = 4 * 4 * transformer.n_params(QWEN2_5_0_5B) / 4
   assert share < arguments < 1.05 * share
 
 
 @pytest.mark.parametrize('shape', [{'data': 2, 'tensor': 2}, {'data': 4}])
-def test_an_engine_on_one_host(chips, shape):
-  pieces = [b'', b''] + [b'x'] * (CONFIG.vocab_size - 2)
+@pytest.mark.parametrize(
+  'config, store', [(QWEN2_5_0_5B, Spans), (QWEN2_5_1_5B, Ragged)]
+)
+def test_an_engine_on_one_host(chips, config, store, shape):
+  pieces = [b'', b''] + [b'x'] * (config.vocab_size - 2)
+  mesh = make_mesh(**shape, devices=chips[:4])
+  assert best_store(config, 'bfloat16', mesh) is store
   programs = Programs(
-    CONFIG,
+    config,
     StopAutomaton.build(pieces, [], [1]),
     slots=SLOTS,
     context=CONTEXT,
     chunk=16,
     dtype='bfloat16',
     cache_dtype='bfloat16',
-    mesh=make_mesh(**shape, devices=chips[:4]),
+    mesh=mesh,
+    store=store,
   )
-  row = CONTEXT * CONFIG.kv_heads * CONFIG.head_size
+  row = CONTEXT * 2 * config.kv_heads * config.head_size
   for name, lowered in programs.lower((64,)).items():
     _, _, found = compiled(f'{shape} {name}', lowered)
     for kind, text in found:

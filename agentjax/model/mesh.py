@@ -146,22 +146,49 @@ def read_row(x: jax.Array, slot: jax.Array, mesh: Mesh | None) -> jax.Array:
 def write_row(
   x: jax.Array, row: jax.Array, slot: jax.Array, mesh: Mesh | None
 ) -> jax.Array:
-  """x [S, ...], split over slots, with `row` [1, ...] at `slot`.
+  """x [S, ...], split over slots, with `row` [1, ...] at the start of `slot`.
 
   Each part writes into its own rows, or what stands there already. Left to
   XLA, a slice across parts would gather all of x on every chip.
   """
   if mesh is None or ways('slots', mesh) == 1:
-    return jax.lax.dynamic_update_slice_in_dim(x, row, slot, 0)
+    start = (slot, *(0,) * (x.ndim - 1))
+    return jax.lax.dynamic_update_slice(x, row, start)
 
   def write(part, index, slot, row):
     at, here = _own(part, index, slot)
-    old = jax.lax.dynamic_slice_in_dim(part, at, 1)
-    new = jnp.where(here, row, old)
-    return jax.lax.dynamic_update_slice_in_dim(part, new, at, 0)
+    start = (at, *(0,) * (part.ndim - 1))
+    old = jax.lax.dynamic_slice(part, start, row.shape)
+    return jax.lax.dynamic_update_slice(part, jnp.where(here, row, old), start)
 
   split = PartitionSpec(RULES['slots'])
   return _by_slots(mesh, write, split)(x, slot, row)
+
+
+def write_in_row(
+  write: Callable,
+  x: jax.Array,
+  slot: jax.Array,
+  mesh: Mesh | None,
+  at: jax.Array,
+  new: jax.Array,
+  *,
+  beyond: int,
+) -> jax.Array:
+  """x [S, ...], split over slots, with new values at places of one row.
+
+  Args:
+    write: write(x, at, new, slot) drops what it is told to put at `beyond`.
+  """
+  if mesh is None or ways('slots', mesh) == 1:
+    return write(x, at, new, slot)
+
+  def own(part, index, slot, at, new):
+    row, here = _own(part, index, slot)
+    return write(part, jnp.where(here, at, beyond), new, row)
+
+  split = PartitionSpec(RULES['slots'])
+  return _by_slots(mesh, own, split)(x, slot, at, new)
 
 
 def _own(part, index, slot) -> tuple[jax.Array, jax.Array]:
@@ -189,6 +216,43 @@ def _by_slots(mesh: Mesh, function: Callable, out: PartitionSpec) -> Callable:
     )(x, index, *rest)
 
   return call
+
+
+def by_slots(function: Callable, mesh: Mesh | None, *arrays, out) -> jax.Array:
+  """Calls a kernel on each device's part of arrays.
+
+  Args:
+    function: called as (own, *parts); `own(slot)` is the place of a slot in
+      the device's part, and whether it is there.
+    arrays: (array, logical axes). out: logical axes of the result.
+  """
+  values, axes = zip(*arrays, strict=True)
+  if mesh is None:
+    return function(lambda slot: (slot, jnp.bool_(True)), *values)
+
+  def call(index, *parts):
+    rows = parts[0].shape[0]
+
+    def own(slot):
+      at = slot - index[0] * rows
+      return jnp.clip(at, 0, rows - 1), (at >= 0) & (at < rows)
+
+    return function(own, *parts)
+
+  specs = [spec(a, mesh, x.shape) for x, a in zip(values, axes, strict=True)]
+  # The kernel is not differentiated, and cannot say how its result varies.
+  return jax.shard_map(
+    call,
+    mesh=mesh,
+    in_specs=(PartitionSpec(RULES['slots']), *specs),
+    out_specs=spec(out, mesh),
+    check_vma=False,
+  )(jnp.arange(ways('slots', mesh)), *values)
+
+
+def sum_over_slots(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+  """Inside of `by_slots`: the sum of all parts' x."""
+  return x if mesh is None else jax.lax.psum(x, RULES['slots'])
 
 
 def block_axes(config: ModelConfig) -> dict[str, Any]:

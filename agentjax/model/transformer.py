@@ -22,24 +22,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from agentjax.model.cache import Cache, Fresh, Store, scale_queries
 from agentjax.model.config import ModelConfig
 from agentjax.model.mesh import constrain
+from agentjax.model.precision import NEVER, precision
 
 Params = dict[str, Any]
-Cache = list[dict[str, jax.Array]]  # per layer {'k', 'v'}: [S, T, K, Q]
-
-# Added to scores that may not be seen, and to logits of ids without text:
-# finite, so that a row that sees nothing gives no NaN.
-NEVER = -1e30
-
-
-def _precision(x: jax.Array):
-  """Highest for float32 (TPU and GPU would round to bfloat16), else default."""
-  return jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
 
 
 def _einsum(formula: str, x: jax.Array, w: jax.Array) -> jax.Array:
-  return jnp.einsum(formula, x, w.astype(x.dtype), precision=_precision(x))
+  return jnp.einsum(formula, x, w.astype(x.dtype), precision=precision(x))
 
 
 def _rms(x: jax.Array, scale: jax.Array, config: ModelConfig) -> jax.Array:
@@ -97,14 +89,12 @@ def attend(
   """
   B, T, H, Q = q_BTHQ.shape
   K = k_BSKQ.shape[2]
-  scale = config.query_scale
-  q = q_BTHQ * jnp.asarray(Q**-0.5 if scale is None else scale, q_BTHQ.dtype)
-  q = q.reshape(B, T, K, H // K, Q)
+  q = scale_queries(q_BTHQ, config).reshape(B, T, K, H // K, Q)
   scores = jnp.einsum(
     'btkgq,bskq->bkgts',
     q,
     k_BSKQ.astype(q.dtype),
-    precision=_precision(q),
+    precision=precision(q),
     preferred_element_type=jnp.float32,
   )
   if config.attn_softcap:
@@ -348,7 +338,7 @@ def unembed(kernel_DV, hidden: jax.Array, config: ModelConfig) -> jax.Array:
     '...d,dv->...v',
     hidden,
     kernel_DV.astype(hidden.dtype),
-    precision=_precision(hidden),
+    precision=precision(hidden),
     preferred_element_type=jnp.float32,
   )
   if config.final_softcap:
@@ -385,21 +375,12 @@ def decode_layout(params: Params, config: ModelConfig, dtype) -> Params:
   return jax.tree.map(lambda a: a.astype(dtype), out)
 
 
-def init_cache(config: ModelConfig, slots: int, length: int, dtype) -> Cache:
-  """An empty KV cache: `slots` rows of `length` positions."""
-  shape = (slots, length, config.kv_heads, config.head_size)
-  return [
-    {'k': jnp.zeros(shape, dtype), 'v': jnp.zeros(shape, dtype)}
-    for _ in range(config.n_layers)
-  ]
-
-
 def extend(
   layout: Params,
   tokens_BT: jax.Array,
-  start_B: jax.Array,
-  count_B: jax.Array,
+  fresh: Fresh,
   cache: Cache,
+  store: Store,
   config: ModelConfig,
   *,
   dtype=jnp.float32,
@@ -408,40 +389,29 @@ def extend(
 
   Args:
     tokens_BT: int32; only the first count_B of a row are real.
-    start_B: int32, tokens that the row's cache already holds.
-    cache: rows B; keys and values of real tokens are written, nothing else.
+    fresh: where they stand. Keys and values of real tokens are written into
+      the cache, and nothing else.
+    store: layout of the cache.
 
   Returns:
     Hidden states [B, T, D] after the final norm, and the cache.
   """
-  B, T = tokens_BT.shape
-  length = cache[0]['k'].shape[1]
-  t = jnp.arange(T)
-  positions = start_B[:, None] + t
-  # Writes of padding fall outside of the cache, and are dropped.
-  at = jnp.where(t < count_B[:, None], positions, length)
-  rows = jnp.arange(B)[:, None]
-  s = jnp.arange(length)
-  masks, tables = {}, {}
-  for kind in set(config.layer_kinds):
-    mask = s <= positions[:, :, None]
-    if kind == 'local':
-      mask &= positions[:, :, None] - s < config.window
-    masks[kind] = mask
-    tables[kind] = rope_tables(positions, config, kind)
+  T = tokens_BT.shape[1]
+  positions = fresh.start_B[:, None] + jnp.arange(T)
+  tables = {
+    kind: rope_tables(positions, config, kind)
+    for kind in set(config.layer_kinds)
+  }
+  seen = store.see(fresh, T)
   x = _embed(layout['embed'], tokens_BT, config, dtype)
   new_cache = []
-  for kind, params, kv in zip(
+  for kind, params, layer in zip(
     config.layer_kinds, layout['layers'], cache, strict=True
   ):
 
-    def see(q, k, v, kv=kv, kind=kind):
-      new = {
-        'k': kv['k'].at[rows, at].set(k.astype(kv['k'].dtype), mode='drop'),
-        'v': kv['v'].at[rows, at].set(v.astype(kv['v'].dtype), mode='drop'),
-      }
-      return attend(q, new['k'], new['v'], masks[kind], config), new
+    def see(q, k, v, layer=layer, kind=kind):
+      return store.attend(q, k, v, layer, kind, seen)
 
-    x, kv = _apply(params, x, *tables[kind], see, config)
-    new_cache.append(kv)
+    x, layer = _apply(params, x, *tables[kind], see, config)
+    new_cache.append(layer)
   return _rms(x, layout['final_norm'], config), new_cache

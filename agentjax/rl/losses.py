@@ -27,7 +27,8 @@ class Pair(NamedTuple):
 
   def mean(self) -> jax.Array:
     """sum / count, and 0 for an empty mask."""
-    return self.sum / jnp.maximum(self.count, 1.0)
+    some = self.count > 0
+    return jnp.where(some, self.sum / jnp.where(some, self.count, 1.0), 0.0)
 
 
 def hide(x: jax.Array, mask_N: jax.Array) -> jax.Array:

@@ -1,10 +1,12 @@
 """Many episodes over few slots: all concurrency of the project is here.
 
 Floor 2, rollout/. One thread (the caller's) drives the device; a pool runs
-environments. A slot whose turn ended waits for its tool while the others go on
-decoding. A group's prompt is prefilled once and forked. Nothing here depends
-on time: when a tool returns, and which slot an episode sits in, change no
-trajectory (design promise 5).
+environments. An episode needs a slot only while it samples: one that waits for
+its tool keeps its KV state in its slot while nobody else needs the slot, and
+in host memory afterwards, so decoding never waits for a tool. A group's prompt
+is prefilled once and forked. Nothing here depends on time: when a tool
+returns, and which slot an episode sits in, change no trajectory (design
+promise 5).
 """
 
 from __future__ import annotations
@@ -18,10 +20,8 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from agentjax.env.base import Environment, InfraError
-from agentjax.rollout.engine import Engine, Mark
+from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import (
   Act,
   Chat,
@@ -32,7 +32,9 @@ from agentjax.rollout.episode import (
   episode,
 )
 from agentjax.rollout.sampling import Sampling, trajectory_key
-from agentjax.types import Group, Status, Task, Trajectory
+from agentjax.rollout.seats import Seat, Seats, SharedPrompt
+from agentjax.rollout.slots import Stats
+from agentjax.types import Group, Reward, Status, Task, Trajectory
 
 
 @dataclasses.dataclass
@@ -41,8 +43,32 @@ class CollectStats:
 
   seconds: float = 0.0
   waiting_seconds: float = 0.0  # no slot had a token to sample
+  # What an engine without a KV state over tool calls would have to run: for
+  # each turn all that is before it.
+  tokens_reprefill: int = 0
+  parked_bytes: int = 0  # KV states in host memory, at their peak
   retries: int = 0  # episodes run again after an InfraError
   infra_failures: int = 0  # episodes given up after the retries
+
+  def metrics(self, engine: Stats) -> dict[str, float]:
+    """These and the engine's own counts, under the names of the records."""
+    sampled = engine.tokens_sampled
+    return {
+      'tokens_sampled': sampled,
+      'tokens_prefilled': engine.tokens_prefilled,
+      'tokens_recomputed': engine.tokens_recomputed,
+      'tokens_reprefill': self.tokens_reprefill,
+      'infra_retries': self.retries,
+      'slot_occupancy': engine.occupancy,
+      'rows_parked': engine.parked,
+      'parked_bytes': self.parked_bytes,
+      'seconds_collect': self.seconds,
+      'seconds_waiting_for_tools': self.waiting_seconds,
+      'seconds_decode': engine.decode_seconds,
+      'seconds_prefill': engine.prefill_seconds,
+      'tokens_per_second': sampled / max(self.seconds, 1e-9),
+      'tokens_decoded_per_second': sampled / max(engine.decode_seconds, 1e-9),
+    }
 
 
 class _Episode:
@@ -52,23 +78,21 @@ class _Episode:
     self.first = trajectory
     self.group = group
     self.index = index
-    self.slot: int | None = None
-    self.filled = 0  # tokens of the trajectory that are in the slot
+    # A given past is no group's prompt.
+    self.seat = Seat(self, None if trajectory.segments else group.prompt)
     self.environment: Environment | None = None
-    self.prompt: Mark | None = None  # where its slot's row holds the prompt
     self.attempts = 0
     self.loop: Generator | None = None
     self.request: Request | None = None  # what it waits for
     self.future: Future | None = None  # of the environment's last call
     self.scored: Trajectory | None = None  # ended, waits for its reward
-    self.key = np.zeros(2, np.uint32)
 
 
 @dataclasses.dataclass
 class _Group:
   task: Task
   done: list[Trajectory | None]
-  holder: Mark | None = None  # a slot whose row begins with the prompt
+  prompt: SharedPrompt = dataclasses.field(default_factory=SharedPrompt)
 
 
 def collect(
@@ -82,6 +106,7 @@ def collect(
   sampling: Sampling,
   seed: int,
   draw: int,
+  in_flight: int | None = None,
   tool_threads: int = 8,
   infra_retries: int = 2,
   prefixes: Sequence[Sequence[Trajectory]] | None = None,
@@ -92,6 +117,9 @@ def collect(
 
   Args:
     seed, draw: with task id, sample and branch they key the sampling.
+    in_flight: episodes under way at once; None: one a slot. More keep the
+      slots busy while tools are slow; KV states that have no slot are kept in
+      host memory. tool_threads: environments that run at once.
     infra_retries: an InfraError runs the episode again from its start, with
       the same keys, this often; then its status is INFRA_FAILURE.
     prefixes: per task and sample, a trajectory to go on from.
@@ -111,11 +139,13 @@ def collect(
       f'{len(tasks)} tasks, {len({t.id for t in tasks})} different ids, group '
       f'size {group_size}: ids must be unique within a draw, groups not empty'
     )
+  if in_flight is not None and in_flight < 1:
+    raise ValueError(f'in_flight {in_flight}: give 1 or more, or None')
   run = _Run(
     engine, chat, make_environment, limits, sampling, infra_retries,
-    on_group, draw, stats or CollectStats(),
+    on_group, draw, in_flight or engine.n_slots, stats or CollectStats(),
   )  # fmt: skip
-  groups = []
+  groups = run.groups
   for i, task in enumerate(tasks):
     group = _Group(task, [None] * group_size)
     groups.append(group)
@@ -124,7 +154,7 @@ def collect(
       if prefixes is not None:
         first = prefixes[i][k]
       e = _Episode(first, group, k)
-      e.key = trajectory_key(seed, first.draw, task.id, k, first.branch)
+      e.seat.key = trajectory_key(seed, first.draw, task.id, k, first.branch)
       run.waiting.append(e)
   with ThreadPoolExecutor(tool_threads, 'agentjax-tool') as pool:
     try:
@@ -132,6 +162,8 @@ def collect(
     finally:
       run.abandon(pool)
   run.stats.seconds += time.monotonic() - began
+  run.stats.tokens_reprefill += run.seats.tokens_reprefill
+  run.stats.parked_bytes = max(run.stats.parked_bytes, run.seats.parked_bytes)
   return [Group(g.task, draw, tuple(g.done)) for g in groups]
 
 
@@ -140,36 +172,38 @@ class _Run:
 
   def __init__(
     self, engine, chat, make_environment, limits, sampling, infra_retries,
-    on_group, draw, stats,
+    on_group, draw, in_flight, stats,
   ):  # fmt: skip
     self.engine, self.chat, self.limits = engine, chat, limits
     self.make_environment, self.sampling = make_environment, sampling
     self.infra_retries, self.on_group = infra_retries, on_group
-    self.draw, self.stats = draw, stats
-    self.waiting: deque[_Episode] = deque()
+    self.draw, self.in_flight, self.stats = draw, in_flight, stats
+    self.groups: list[_Group] = []
+    self.seats = Seats(engine, sampling)
+    self.waiting: deque[_Episode] = deque()  # not begun
     self.running: set[_Episode] = set()
-    self.decoding: dict[int, _Episode] = {}
     self.results: queue.SimpleQueue = queue.SimpleQueue()
 
   def loop(self, pool: ThreadPoolExecutor) -> None:
     while self.waiting or self.running:
-      self._admit(pool)
-      if not self.running:
+      while self.waiting and len(self.running) < self.in_flight:
+        e = self.waiting.popleft()
+        self.running.add(e)
+        self._begin(pool, e)
+      self.seats.place()
+      if len(self.seats.ready) == len(self.running):
         raise RuntimeError(
           f'all {self.engine.n_slots} slots are held by somebody else: release '
           'them before collect'
         )
-      busy = bool(self.decoding)
+      busy = bool(self.seats.decoding)
+      for e, segment in self.seats.step():
+        self._advance(pool, e, lambda segment=segment: segment)
       began = time.monotonic()
       for e, future in self._results(block=not busy):
         self._advance(pool, e, future.result)
       if not busy:
         self.stats.waiting_seconds += time.monotonic() - began
-      if self.decoding:
-        for slot, segment in self.engine.step():
-          e = self.decoding.pop(slot)
-          e.filled += len(segment)
-          self._advance(pool, e, lambda segment=segment: segment)
 
   def _results(self, block: bool) -> list[tuple[_Episode, Future]]:
     """Finished calls of environments; waits for one if asked to."""
@@ -181,19 +215,6 @@ class _Run:
         return out
 
   # ---- an episode's way ---------------------------------------------------
-
-  def _admit(self, pool) -> None:
-    """Starts waiting episodes while there are slots, in order of tasks."""
-    while self.waiting and (slot := self.engine.acquire()) is not None:
-      e = self.waiting.popleft()
-      e.slot = slot
-      self.running.add(e)
-      # The prompt is forked in now: later its holder may be overwritten.
-      if e.group.holder is not None and not e.first.segments:
-        self._fork_prompt(e)
-      else:
-        self.engine.reset(slot)
-      self._begin(pool, e)
 
   def _begin(self, pool, e: _Episode) -> None:
     e.attempts += 1
@@ -208,23 +229,37 @@ class _Run:
     as a status with its traceback, and never leaves the loop.
     """
     try:
-      value = result()
-      if e.scored is not None:
-        self._close(pool, e, e.scored.append(reward=value))
-        return
-      request = e.loop.send(value)
-    except StopIteration as stop:
-      self._score(pool, e, stop.value)
-      return
+      done = self._send(pool, e, result)
     except InfraError as error:
       self._infra(pool, e, error)
-      return
     except KeyboardInterrupt:  # of a person, who wants the run to end
       raise
     except BaseException as error:  # SystemExit too: no tool ends a run
       self._fail(pool, e, Status.ENVIRONMENT_ERROR, error)
-      return
+    else:
+      if done is not None:
+        self._close(pool, e, done)
+
+  def _send(
+    self, pool, e: _Episode, result: Callable[[], Any]
+  ) -> Trajectory | None:
+    """One step of an episode; its trajectory, if that was the last one."""
+    try:
+      value = result()
+    except StopIteration as error:  # an environment's own, not the episode's
+      raise RuntimeError('the environment raised StopIteration') from error
+    if e.scored is not None:
+      if not isinstance(value, Reward):
+        raise TypeError(
+          f'verify returned {value!r}: an environment returns a Reward'
+        )
+      return e.scored.append(reward=value)
+    try:
+      request = e.loop.send(value)
+    except StopIteration as stop:
+      return self._score(pool, e, stop.value)
     self._want(pool, e, request)
+    return None
 
   def _want(self, pool, e: _Episode, request: Request) -> None:
     """Does what an episode asks for."""
@@ -234,26 +269,21 @@ class _Run:
     elif isinstance(request, Act):
       self._call(pool, e, e.environment.step, request.turn)
     elif isinstance(request, Decode):
-      self._fill(e, request.trajectory)
-      self.engine.start(
-        e.slot,
-        e.key,
-        self.sampling,
-        turn_budget=request.turn_budget,
-        trajectory_budget=request.trajectory_budget,
-      )
-      self.decoding[e.slot] = e
+      self.seats.want(e.seat, request)
 
   def _call(self, pool, e: _Episode, function: Callable, *args) -> None:
     e.future = pool.submit(function, *args)
     e.future.add_done_callback(lambda f: self.results.put((e, f)))
 
-  def _score(self, pool, e: _Episode, trajectory: Trajectory) -> None:
-    if trajectory.status.reward_trustworthy:
-      e.scored = trajectory
-      self._call(pool, e, e.environment.verify, trajectory.status)
-    else:
-      self._close(pool, e, trajectory)
+  def _score(
+    self, pool, e: _Episode, trajectory: Trajectory
+  ) -> Trajectory | None:
+    """Asks for the reward; the trajectory itself, if it is due none."""
+    if not trajectory.status.reward_trustworthy:
+      return trajectory
+    e.scored = trajectory
+    self._call(pool, e, e.environment.verify, trajectory.status)
+    return None
 
   def _infra(self, pool, e: _Episode, error: InfraError) -> None:
     """Runs the episode again from its start, or gives it up as such."""
@@ -264,12 +294,7 @@ class _Run:
     self.stats.retries += 1
     e.loop.close()
     _close_later(pool, e)
-    if e.prompt is not None:  # the slot's own row still begins with it
-      e.prompt = self.engine.fork(e.prompt, e.slot)
-      e.filled = len(e.prompt.tokens)
-    else:
-      self.engine.reset(e.slot)
-      e.filled = 0
+    self.seats.leave(e.seat)
     self._begin(pool, e)
 
   def _fail(
@@ -285,7 +310,7 @@ class _Run:
   def _close(self, pool, e: _Episode, trajectory: Trajectory) -> None:
     """Frees what the episode held and puts its trajectory into its group."""
     self.running.discard(e)
-    self.engine.release(e.slot)
+    self.seats.leave(e.seat)
     _close_later(pool, e)
     info = {
       **trajectory.info,
@@ -294,49 +319,22 @@ class _Run:
     }
     done = e.group.done
     done[e.index] = trajectory.append(info=info)
-    if self.on_group and all(t is not None for t in done):
+    if any(t is None for t in done):
+      return
+    self.seats.forget(e.group.prompt)
+    if self.on_group:
       self.on_group(Group(e.group.task, self.draw, tuple(done)))
 
   def abandon(self, pool: ThreadPoolExecutor) -> None:
     """Frees slots and environments of episodes that an error cut off."""
     for e in self.running:
-      e.loop.close()
-      self.engine.release(e.slot)
+      self.seats.leave(e.seat)
+      if e.loop is not None:
+        e.loop.close()
       if e.future is None:
         _close_later(pool, e)
       else:  # an environment is never called from two threads
         e.future.add_done_callback(lambda _, e=e: _close_environment(e))
-
-  # ---- what a slot holds --------------------------------------------------
-
-  def _fill(self, e: _Episode, trajectory: Trajectory) -> None:
-    """Brings the slot to the trajectory's end: only what is not in it yet."""
-    tokens = trajectory.tokens()
-    opens = len(trajectory.segments) == 1 and not e.first.segments
-    if opens and e.prompt and not np.array_equal(e.prompt.tokens, tokens):
-      # This environment opened otherwise than its group's first one did.
-      self.engine.reset(e.slot)
-      e.filled, e.prompt = 0, None
-    if e.filled < len(tokens):
-      self.engine.extend(e.slot, tokens[e.filled :])
-      e.filled = len(tokens)
-    if opens and e.prompt is None:
-      e.prompt = self.engine.mark(e.slot)
-      if e.group.holder is None:
-        e.group.holder = e.prompt
-        for other in self.running:
-          if other.group is e.group and other.filled == 0:
-            if not other.first.segments:
-              self._fork_prompt(other)
-
-  def _fork_prompt(self, e: _Episode) -> None:
-    """Copies the group's prompt into the episode's slot, which holds it on.
-
-    Slots are taken in the order of tasks, so that while a group has waiting
-    episodes nobody else overwrites the slot that was last given its prompt.
-    """
-    e.prompt = e.group.holder = self.engine.fork(e.group.holder, e.slot)
-    e.filled = len(e.prompt.tokens)
 
 
 def _reset(e: _Episode, make_environment: Callable[[], Environment]):

@@ -18,6 +18,7 @@ import numpy as np
 
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
+from agentjax.model.cache import Fresh
 from agentjax.rollout.sampling import sample, uniform
 
 
@@ -25,6 +26,7 @@ class Plan(NamedTuple):
   """All decisions of one decode chunk; arrays over slots, and a step count."""
 
   steps: np.ndarray  # int32[]: iterations at most, at most the chunk size
+  stay: np.ndarray  # int32[]: goes on while this many slots do, >= 1
   live_S: np.ndarray  # bool
   length_S: np.ndarray  # int32: tokens in the cache, also the RNG position
   budget_S: np.ndarray  # int32: tokens that may still be sampled, >= 1
@@ -52,21 +54,16 @@ GOES_ON, STRING, ID, BUDGET = range(4)
 
 
 def extend(
-  layout, hidden_SD, cache, slot, tokens, start, count, *, mesh, config, dtype
+  layout, hidden_SD, cache, slot, tokens, start, count, *, store, config, dtype
 ):
   """Runs one slot's tokens [T], of which `count` are real, from `start` on."""
-  row = jax.tree.map(lambda x: meshes.read_row(x, slot, mesh), cache)
-  out, row = transformer.extend(
-    layout, tokens[None], start[None], count[None], row, config, dtype=dtype
-  )
-  cache = jax.tree.map(
-    lambda x, r: meshes.write_row(x, r, slot, mesh), cache, row
+  fresh = Fresh(start[None], count[None], slot)
+  out, cache = transformer.extend(
+    layout, tokens[None], fresh, cache, store, config, dtype=dtype
   )
   last_D = out[0, jnp.maximum(count - 1, 0)]
-  last_D = jnp.where(
-    count > 0, last_D, meshes.read_row(hidden_SD, slot, mesh)[0]
-  )
-  return meshes.write_row(hidden_SD, last_D[None], slot, mesh), cache
+  last_D = jnp.where(count > 0, last_D, take(hidden_SD, slot, store.mesh))
+  return put(hidden_SD, slot, last_D, store.mesh), cache
 
 
 def take(hidden_SD, slot, mesh):
@@ -74,19 +71,32 @@ def take(hidden_SD, slot, mesh):
   return meshes.read_row(hidden_SD, slot, mesh)[0]
 
 
-def fork(hidden_SD, cache, source, target, hidden_D, *, mesh):
-  """Copies a row of the cache and sets the hidden state that goes with it."""
+def put(hidden_SD, slot, hidden_D, mesh):
+  """The hidden states with a slot's own."""
+  return meshes.write_row(hidden_SD, hidden_D[None], slot, mesh)
 
-  def copy(x):
-    return meshes.write_row(x, meshes.read_row(x, source, mesh), target, mesh)
 
-  hidden_SD = meshes.write_row(hidden_SD, hidden_D[None], target, mesh)
-  return hidden_SD, jax.tree.map(copy, cache)
+def take_row(cache, slot, *, n, store):
+  """The first n positions of a slot's row."""
+  return store.take(cache, slot, n)
+
+
+def put_row(hidden_SD, cache, slot, hidden_D, row, *, store):
+  """What `take_row` gave, in a slot."""
+  hidden_SD = put(hidden_SD, slot, hidden_D, store.mesh)
+  return hidden_SD, store.put(cache, slot, row)
+
+
+def fork(hidden_SD, cache, source, target, hidden_D, *, n, store):
+  """Copies n positions of a row and the hidden state that goes with it."""
+  row = store.take(cache, source, n)
+  return put_row(hidden_SD, cache, target, hidden_D, row, store=store)
 
 
 def chunk(
-  layout, table, hidden_SD, cache, plan, *, capacity, stops, config, dtype
-):
+  layout, table, hidden_SD, cache, plan, *,
+  capacity, stops, store, config, dtype,
+):  # fmt: skip
   """Samples up to plan.steps tokens in every live slot.
 
   A loop with a traced bound: any chunk size is the same program, and so the
@@ -106,7 +116,7 @@ def chunk(
 
   def goes_on(carry):
     i, _, _, out = carry
-    return (i < plan.steps) & jnp.any(out.stop_S == GOES_ON)
+    return (i < plan.steps) & ((out.stop_S == GOES_ON).sum() >= plan.stay)
 
   def body(carry):
     i, hidden_SD, cache, out = carry
@@ -133,9 +143,9 @@ def chunk(
     new_SD, cache = transformer.extend(
       layout,
       drawn.token[:, None],
-      length_S,
-      live_S.astype(jnp.int32),
+      Fresh(length_S, live_S.astype(jnp.int32), None),
       cache,
+      store,
       config,
       dtype=dtype,
     )

@@ -8,9 +8,14 @@ decode chunk over all slots. A slot's last hidden state stays on the device, so
 a sampled token is in the cache the moment it is sampled, and a resumed slot
 processes the observation's tokens and nothing else (design promise 3).
 
+A slot's content can be forked, at its end or in its past, and moved to host
+memory and back, bit by bit the same. Weights may change between two chunks;
+what then happens to the KV states is `StaleKV`'s, and every state and token
+says which weights made it.
+
 All decisions of a chunk are one fixed-shape `Plan`, which a leader could
-broadcast. Stops, budgets and sampling parameters are data, never shapes: an
-engine has len(buckets) + 4 programs, compiled by `compile` before step 1.
+broadcast. Stops, budgets and sampling parameters are data, never shapes: the
+programs are compiled by `compile` before step 1, and none after it.
 
 Letters: S slots, C chunk, V vocabulary, D width.
 """
@@ -19,20 +24,32 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from agentjax.model import transformer
+from agentjax.model.cache import Store
 from agentjax.model.config import ModelConfig
+from agentjax.model.ragged import best_store
 from agentjax.rollout import decode
 from agentjax.rollout.programs import Programs
 from agentjax.rollout.sampling import Sampling, trajectory_key
-from agentjax.rollout.slots import Mark, Slot, StaleKV, Stats, Turn, make_plan
+from agentjax.rollout.slots import (
+  Handle,
+  Mark,
+  Parked,
+  Slot,
+  StaleKV,
+  Stats,
+  Turn,
+  before,
+  make_plan,
+)
+from agentjax.rollout.state import State
 from agentjax.text.stop import StopAutomaton
-from agentjax.types import Segment, Source, Stop
+from agentjax.types import Segment, Stop
 
 
 class Engine:
@@ -47,6 +64,8 @@ class Engine:
     dtype, cache_dtype: of compute and parameters, and of the KV cache.
     stale_kv: what happens to a KV state when the weights change.
     mesh: None for the default device.
+    store: layout of the KV cache and the attention over it, called as
+      (config, slots, context, cache dtype, mesh); None is `best_store`'s.
   """
 
   def __init__(
@@ -62,6 +81,7 @@ class Engine:
     cache_dtype: str | None = None,
     stale_kv: StaleKV = StaleKV.REFUSE,
     mesh: Mesh | None = None,
+    store: Callable[..., Store] | None = None,
   ):
     if slots < 1 or chunk < 1 or context < 2:
       raise ValueError(
@@ -81,18 +101,19 @@ class Engine:
     self.version = -1
     self._stops = stops
     self._slots = [Slot() for _ in range(slots)]
-    self._layout = None
-    self._programs = Programs(
+    cache_dtype = cache_dtype or dtype
+    programs = Programs(
       config,
       stops,
       slots=slots,
       context=context,
       chunk=chunk,
       dtype=dtype,
-      cache_dtype=cache_dtype or dtype,
+      cache_dtype=cache_dtype,
       mesh=mesh,
+      store=store or best_store(config, cache_dtype, mesh),
     )
-    self._hidden, self._cache = self._programs.state()
+    self._state = State(programs, buckets)
 
   # ---- programs -----------------------------------------------------------
 
@@ -103,32 +124,31 @@ class Engine:
     """
     start = time.monotonic()
     self._need_weights()
-    self.stats, stats = Stats(), self.stats
-    for bucket in self.buckets:
-      self._extend_piece(0, np.zeros(bucket, np.int32), 0, 0)
-    idle = make_plan(self._slots, 0)
-    self._hidden, self._cache, chunk = self._programs.chunk(
-      self._layout, self._hidden, self._cache, idle
-    )
-    hidden_D = self._programs.take(self._hidden, np.int32(0))
-    self._fork_row(np.int32(0), np.int32(0), hidden_D)
+    programs = self._state.compile(make_plan(self._slots, 0, 1))
     trajectory_key(0, 0, '', 0, 0)
-    jax.block_until_ready((self._hidden, chunk))
-    self.stats = stats
-    return len(self.buckets) + 4, time.monotonic() - start
+    return programs + 1, time.monotonic() - start
 
   # ---- weights ------------------------------------------------------------
 
   def load(self, params: transformer.Params, version: int) -> None:
     """Takes the weights of `version`; slots keep their KV state (`stale_kv`).
 
-    The arrays are laid out for decoding once, here.
+    The arrays are laid out for decoding once, here. Turns under way go on
+    with the new weights at the next `step`.
+
+    Raises:
+      ValueError: turns are under way, and stale_kv is to refuse.
     """
-    self._layout = self._programs.layout(params)
+    if self.n_decoding and self.stale_kv is StaleKV.REFUSE:
+      raise ValueError(
+        f'{self.n_decoding} turns of version {self.version} are under way: let '
+        'them end, or set stale_kv to keep or recompute'
+      )
+    self._state.load(params)
     self.version = int(version)
 
   def _need_weights(self):
-    if self._layout is None:
+    if self._state.layout is None:
       raise RuntimeError(
         'the engine has no weights: call load(params, version)'
       )
@@ -138,6 +158,11 @@ class Engine:
   @property
   def n_slots(self) -> int:
     return len(self._slots)
+
+  @property
+  def cache_bytes(self) -> int:
+    """Of all slots' KV state, over all devices."""
+    return self._state.cache_bytes
 
   @property
   def n_decoding(self) -> int:
@@ -169,32 +194,123 @@ class Engine:
     old = self._slots[slot]
     self._slots[slot] = Slot(False, False, old.generation + 1)
 
-  def mark(self, slot: int) -> Mark:
-    """Names the slot's present end, so that others can fork from it."""
-    s = self._slots[slot]
-    hidden_D = self._programs.take(self._hidden, np.int32(slot))
-    tokens = np.concatenate([np.zeros(0, np.int32), *s.tokens])
-    return Mark(slot, s.generation, tokens, hidden_D, s.version)
+  def handle(self, slot: int) -> Handle:
+    """Names the slot's KV state: weights, tokens, length, position."""
+    return self._slots[slot].handle
+
+  def check(self, slot: int, tokens: np.ndarray) -> None:
+    """Refuses a slot whose KV state is not of these tokens.
+
+    Raises:
+      ValueError: it is of others; reset and extend with the tokens instead.
+    """
+    self._slots[slot].check(slot, tokens)
+
+  def mark(self, slot: int, at: int | None = None) -> Mark:
+    """Names a point of the slot's row, so that others can fork from it.
+
+    Args:
+      at: tokens before it; None is the present end.
+
+    Raises:
+      ValueError: there is nothing before it, or it is not in the row.
+    """
+    s = self._held(slot)
+    at = s.length if at is None else at
+    if not 1 <= at <= s.length:
+      raise ValueError(
+        f'mark at {at} in slot {slot}, which holds {s.length} tokens: give 1 '
+        f'to {s.length}'
+      )
+    hidden_D = None
+    if at == s.length:
+      hidden_D = self._state.hidden_of(slot)
+    return Mark(slot, s.generation, s.tokens[:at], hidden_D,
+                before(s.versions, at))  # fmt: skip
+
+  def holds(self, mark: Mark) -> bool:
+    """Whether a mark can still be forked from."""
+    s, n = self._slots[mark.slot], len(mark.tokens)
+    return (
+      s.generation == mark.generation
+      and before(s.versions, n) == mark.versions
+      and np.array_equal(s.tokens[:n], mark.tokens)
+    )
 
   def fork(self, mark: Mark, slot: int) -> Mark:
     """Gives `slot` the KV state of a mark; returns the same mark in `slot`.
 
+    Nothing is run again, but the one token before a mark in the past.
+
     Raises:
       ValueError: the marked row holds something else by now.
     """
-    source = self._slots[mark.slot]
     n = len(mark.tokens)
-    if (source.generation, source.version) != (mark.generation, mark.version):
+    if not self.holds(mark):
       raise ValueError(
         f'mark in slot {mark.slot} is no longer there: the slot was given to '
         'another trajectory or recomputed; extend with the tokens instead'
       )
-    self._fork_row(np.int32(mark.slot), np.int32(slot), mark.hidden_D)
+    hidden_D = mark.hidden_D
+    if hidden_D is None:  # the source's own, until it is made below
+      hidden_D = self._state.hidden_of(mark.slot)
+    self._state.fork(mark.slot, slot, hidden_D, n)
     generation = self._slots[slot].generation + (slot != mark.slot)
-    self._slots[slot] = Slot(
-      False, False, generation, n, mark.version, [mark.tokens]
-    )
-    return dataclasses.replace(mark, slot=slot, generation=generation)
+    self._slots[slot] = Slot.of(generation, mark.tokens, mark.versions)
+    if mark.hidden_D is None:
+      self._run_tokens(slot, mark.tokens[-1:], n - 1)
+      self.stats.tokens_recomputed += 1
+      hidden_D = self._state.hidden_of(slot)
+    return Mark(slot, generation, mark.tokens, hidden_D, mark.versions)
+
+  # ---- host memory --------------------------------------------------------
+
+  def copy(self, mark: Mark) -> Parked:
+    """A mark's KV state in host memory, where it outlives its slot.
+
+    Raises:
+      ValueError: the mark is gone, or in the past.
+    """
+    if mark.hidden_D is None or not self.holds(mark):
+      raise ValueError(
+        f'mark in slot {mark.slot} is in the past or no longer there: fork '
+        'from it while it is, and mark that slot'
+      )
+    return self._parked(mark.slot, mark.tokens, mark.versions, mark.hidden_D)
+
+  def park(self, slot: int) -> Parked:
+    """Moves a slot's content to host memory, a turn under way included.
+
+    The slot is released. `unpark` puts it into any slot, bit by bit the same.
+    """
+    s = self._held(slot)
+    hidden_D = self._state.hidden_of(slot)
+    out = self._parked(slot, s.tokens, s.versions, hidden_D)
+    out = dataclasses.replace(out, turn=s.turn)
+    self.release(slot)
+    return out
+
+  def _parked(self, slot, tokens, versions, hidden_D) -> Parked:
+    row = self._state.take(slot, len(tokens))
+    out = Parked(tokens, versions, hidden_D, row)
+    self.stats.parked += 1
+    self.stats.parked_bytes += out.bytes
+    return out
+
+  def unpark(self, parked: Parked, slot: int) -> Mark:
+    """Puts what was parked into `slot`; returns a mark at its end.
+
+    Raises:
+      ValueError: a parked turn cannot go on: there is one in the slot.
+    """
+    if self._slots[slot].turn is not None:
+      raise ValueError(f'slot {slot} has a turn under way: choose another')
+    self._state.put(slot, parked.hidden_D, parked.row)
+    generation = self._slots[slot].generation + 1
+    self._slots[slot] = Slot.of(generation, parked.tokens, parked.versions)
+    self._slots[slot].turn = parked.turn
+    return Mark(slot, generation, parked.tokens, parked.hidden_D,
+                parked.versions)  # fmt: skip
 
   def _held(self, slot: int) -> Slot:
     s = self._slots[slot]
@@ -203,11 +319,6 @@ class Engine:
         f'slot {slot} is not in use: acquire, then reset or fork'
       )
     return s
-
-  def _fork_row(self, source, target, hidden_D):
-    self._hidden, self._cache = self._programs.fork(
-      self._hidden, self._cache, source, target, hidden_D
-    )
 
   # ---- prefill ------------------------------------------------------------
 
@@ -228,33 +339,13 @@ class Engine:
       )
     self._refresh(slot)
     self._run_tokens(slot, tokens, s.length)
-    s.tokens.append(tokens)
-    s.length += len(tokens)
+    s.grow(tokens, self.version)
     self.stats.tokens_prefilled += len(tokens)
 
   def _run_tokens(self, slot: int, tokens: np.ndarray, start: int) -> None:
     began = time.monotonic()
-    at = 0
-    while at < len(tokens):
-      rest = len(tokens) - at
-      size = next((b for b in self.buckets if b >= rest), self.buckets[-1])
-      count = min(rest, size)
-      piece = np.zeros(size, np.int32)
-      piece[:count] = tokens[at : at + count]
-      self._extend_piece(slot, piece, start + at, count)
-      at += count
+    self._state.run(slot, tokens, start)
     self.stats.prefill_seconds += time.monotonic() - began
-
-  def _extend_piece(self, slot, piece, start, count):
-    self._hidden, self._cache = self._programs.extend(
-      self._layout,
-      self._hidden,
-      self._cache,
-      np.int32(slot),
-      piece,
-      np.int32(start),
-      np.int32(count),
-    )
 
   def _refresh(self, slot: int) -> None:
     """Applies `stale_kv` where the slot's KV state is of other weights."""
@@ -268,10 +359,9 @@ class Engine:
         )
       if self.stale_kv is StaleKV.KEEP:
         return
-      past = np.concatenate(s.tokens)
-      self._run_tokens(slot, past, 0)
-      self.stats.tokens_recomputed += len(past)
-    s.version = self.version
+      self._run_tokens(slot, s.tokens, 0)
+      self.stats.tokens_recomputed += s.length
+      s.versions = ((0, self.version),)
 
   # ---- decoding -----------------------------------------------------------
 
@@ -283,6 +373,7 @@ class Engine:
     *,
     turn_budget: int,
     trajectory_budget: int,
+    said: Sequence[int] = (),
   ) -> None:
     """Begins a turn in a slot; `step` then samples it.
 
@@ -290,6 +381,8 @@ class Engine:
       key: uint32[2], see `sampling.trajectory_key`.
       turn_budget, trajectory_budget: MODEL tokens that this turn, and the
         trajectory from here on, may still sample.
+      said: FORCED tokens with which the turn begins: in the slot already, they
+        count for stop strings.
 
     Raises:
       ValueError: the slot is empty, busy, or no token may be sampled.
@@ -308,16 +401,25 @@ class Engine:
         f'{budget} tokens left by {limit.name}'
       )
     self._refresh(slot)
-    s.turn = Turn(
-      np.asarray(key, np.uint32), sampling, budget, limit, self._stops.start
-    )
+    state = self._stops.run(said, self._stops.start)
+    if state >= self._stops.n_live:
+      raise ValueError(
+        f'slot {slot}: the turn begins with {len(said)} forced tokens that '
+        'hold a stop: force less'
+      )
+    s.turn = Turn(np.asarray(key, np.uint32), sampling, budget, limit, state)
 
-  def step(self, steps: int | None = None) -> list[tuple[int, Segment]]:
+  def step(
+    self, steps: int | None = None, ended: int | None = None
+  ) -> list[tuple[int, Segment]]:
     """One decode chunk over all slots with a turn under way.
+
+    Neither argument changes a trajectory.
 
     Args:
       steps: tokens a slot at most; None is the chunk size, which it may not
-        exceed. It changes no trajectory.
+        exceed.
+      ended: come back as soon as this many turns have ended; None is all.
 
     Returns:
       (slot, MODEL segment) of every turn that ended. Its last token is in the
@@ -328,12 +430,12 @@ class Engine:
     steps = self.chunk if steps is None else steps
     if not 1 <= steps <= self.chunk:
       raise ValueError(f'steps {steps}: give 1 to the chunk size {self.chunk}')
-    plan = make_plan(self._slots, steps)
-    self._hidden, self._cache, chunk = self._programs.chunk(
-      self._layout, self._hidden, self._cache, plan
-    )
-    chunk = jax.device_get(chunk)
-    ended = []
+    for i, slot in enumerate(self._slots):
+      if slot.turn is not None:
+        self._refresh(i)
+    plan = make_plan(self._slots, steps, ended or self.n_slots)
+    chunk = self._state.chunk(plan)
+    done = []
     for i in np.flatnonzero(plan.live_S):
       slot, n = self._slots[i], int(chunk.count_S[i])
       turn = slot.turn
@@ -345,21 +447,32 @@ class Engine:
       )
       turn.budget -= n
       turn.stop_state = int(chunk.stop_state_S[i])
-      slot.tokens.append(chunk.tokens_SC[i, :n])
-      slot.length += n
+      slot.grow(chunk.tokens_SC[i, :n], self.version)
       if chunk.stop_S[i] != decode.GOES_ON:
-        ended.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
+        done.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
     counts = chunk.count_S[plan.live_S]
     self.stats.tokens_sampled += int(counts.sum())
     self.stats.live_steps += int(counts.sum())
     self.stats.slot_steps += int(counts.max(initial=0)) * self.n_slots
+    self.stats.chunks += 1
     self.stats.decode_seconds += time.monotonic() - began
-    return ended
+    return done
 
-  def _finish(self, slot: Slot, code: int) -> Segment:
+  def cancel(self, slot: int) -> Segment:
+    """Ends the slot's turn here; what it sampled so far, perhaps nothing.
+
+    Raises:
+      ValueError: no turn is under way.
+    """
+    if self._slots[slot].turn is None:
+      raise ValueError(f'slot {slot} has no turn under way to cancel')
+    return self._finish(self._slots[slot], None)
+
+  def _finish(self, slot: Slot, code: int | None) -> Segment:
     turn, slot.turn = slot.turn, None
-    stop = {decode.STRING: Stop.STOP_STRING, decode.ID: Stop.END_OF_TURN}.get(
-      code, turn.limit
-    )
-    parts = [np.concatenate(column) for column in zip(*turn.parts, strict=True)]
-    return Segment(Source.MODEL, *parts, stop=stop)
+    stop = {
+      decode.STRING: Stop.STOP_STRING,
+      decode.ID: Stop.END_OF_TURN,
+      None: Stop.CANCELLED,
+    }.get(code, turn.limit)
+    return turn.segment(stop)

@@ -10,6 +10,7 @@ trajectory so far, and an episode started from that one goes on the same.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
@@ -32,7 +33,12 @@ from agentjax.types import (
 
 
 class Chat(Protocol):
-  """What an episode needs of a chat; `agentjax.text.chat` has the real one."""
+  """What an episode needs of a chat; `agentjax.text.chat` has the real one.
+
+  `forced`: int32 ids with which every turn begins, usually none.
+  """
+
+  forced: np.ndarray
 
   def render_prompt(
     self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -84,11 +90,15 @@ class Reset:
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-  """Sample a turn after the trajectory; answered by a MODEL segment."""
+  """Sample a turn after the trajectory; answered by a MODEL segment.
+
+  `said`: the FORCED tokens at its end, with which the turn begins.
+  """
 
   trajectory: Trajectory
   turn_budget: int
   trajectory_budget: int
+  said: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,33 +122,41 @@ def episode(
 ) -> Generator[Request, Opening | Segment | Step, Trajectory]:
   """One trajectory from its task, or from a prefix of itself, to its end."""
   opening = yield Reset(trajectory, trajectory.task)
+  if not isinstance(opening, Opening):
+    raise TypeError(f'reset returned {opening!r}: return an Opening')
   if not trajectory.segments:
     prompt = chat.render_prompt(opening.messages, opening.tools)
+    if not len(prompt):
+      raise ValueError('the opening has no tokens: there is nothing to go on')
     trajectory = trajectory.append(Segment(Source.PROMPT, prompt))
-  for segment in trajectory.turns[: len(trajectory.turn_rewards)]:
-    turn = chat.parse_turn(segment.tokens, segment.stop)
+  for k, segment in enumerate(trajectory.turns[: len(trajectory.turn_rewards)]):
+    turn = chat.parse_turn(trajectory.turn_tokens[k], segment.stop)
     yield Act(trajectory, turn, replayed=True)
 
   while trajectory.status is Status.RUNNING:
     segment = trajectory.segments[-1]
     if segment.source is not Source.MODEL:
-      request = _decode(trajectory, limits)
+      request = _decode(chat, trajectory, limits)
       if isinstance(request, Status):
         return trajectory.append(status=request)
       segment = yield request
-      trajectory = trajectory.append(segment)
+      trajectory = request.trajectory.append(segment)
     if segment.stop.is_limit or segment.stop is Stop.CANCELLED:
       cancelled = segment.stop is Stop.CANCELLED
       status = Status.ABORTED if cancelled else Status.TOKEN_LIMIT
       return trajectory.append(status=status)
-    turn = chat.parse_turn(segment.tokens, segment.stop)
-    step = yield Act(trajectory, turn)
+    turn = chat.parse_turn(trajectory.turn_tokens[-1], segment.stop)
+    step = _checked((yield Act(trajectory, turn)))
     trajectory = _observe(chat, limits, trajectory, segment, step)
   return trajectory
 
 
-def _decode(trajectory: Trajectory, limits: Limits) -> Decode | Status:
+def _decode(
+  chat: Chat, trajectory: Trajectory, limits: Limits
+) -> Decode | Status:
   """The next turn, or the status of a trajectory that has no room for one."""
+  if len(chat.forced) and trajectory.segments[-1].source is not Source.FORCED:
+    trajectory = trajectory.append(Segment(Source.FORCED, chat.forced))
   room = min(
     limits.model_tokens - trajectory.model_tokens,
     limits.context - len(trajectory),
@@ -146,7 +164,25 @@ def _decode(trajectory: Trajectory, limits: Limits) -> Decode | Status:
   if room < 1:
     no_turn = not trajectory.turns
     return Status.PROMPT_TOO_LONG if no_turn else Status.TOKEN_LIMIT
-  return Decode(trajectory, limits.turn_tokens, room)
+  return Decode(trajectory, limits.turn_tokens, room, chat.forced)
+
+
+def _checked(step: Step) -> Step:
+  """The environment's answer, if it is one that it may give."""
+  if not isinstance(step, Step):
+    raise TypeError(f'step returned {step!r}: return a Step')
+  if step.status is not None and not (
+    isinstance(step.status, Status) and step.status.reward_trustworthy
+  ):
+    raise ValueError(
+      f'step ended with status {step.status!r}: an environment ends as one of '
+      f'{[s.name for s in Status if s.reward_trustworthy]}, goes on with None, '
+      'and raises InfraError where the infrastructure failed'
+    )
+  # A bool, a NumPy number: all that counts as one; math says what does not.
+  if not math.isfinite(step.reward):
+    raise ValueError(f'reward of a turn is {step.reward}: give a finite number')
+  return step
 
 
 def _observe(

@@ -11,7 +11,7 @@ Letters: S slots, D width.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +24,8 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
+from agentjax.model import cache, transformer
 from agentjax.model import mesh as meshes
-from agentjax.model import transformer
 from agentjax.model.config import ModelConfig
 from agentjax.model.handover import HandOver
 from agentjax.rollout import decode
@@ -51,13 +51,13 @@ class Programs:
     dtype: str,
     cache_dtype: str,
     mesh: Mesh | None,
+    store: Callable[..., cache.Store] = cache.Spans,
   ):
     if mesh is not None:
       meshes.check(config, mesh, slots=slots)
     self._config, self._mesh, self._slots = config, mesh, slots
-    self._context = context
     self._dtype = jnp.dtype(dtype)
-    self._cache_dtype = jnp.dtype(cache_dtype)
+    self.store = store(config, slots, context, jnp.dtype(cache_dtype), mesh)
     # Pinned without a mesh too: arrays that JAX may place as it likes and
     # arrays that it may not (restored ones) would each compile a program.
     self._everywhere = SingleDeviceSharding(jax.local_devices()[0])
@@ -77,18 +77,30 @@ class Programs:
     )
     self.state = jax.jit(self._zeros, **options)
     self.extend = jax.jit(
-      functools.partial(decode.extend, mesh=mesh, **kw),
+      functools.partial(decode.extend, store=self.store, **kw),
       donate_argnums=(1, 2),
       **options,
     )
     self._chunk = jax.jit(
-      functools.partial(decode.chunk, capacity=chunk, stops=stops, **kw),
+      functools.partial(
+        decode.chunk, capacity=chunk, stops=stops, store=self.store, **kw
+      ),
       donate_argnums=(2, 3),
       **chunk_options,
     )
     self._stops = stops
     self.fork = jax.jit(
-      functools.partial(decode.fork, mesh=mesh),
+      functools.partial(decode.fork, store=self.store),
+      donate_argnums=(0, 1),
+      static_argnames='n',
+      **options,
+    )
+    self.take_row = jax.jit(
+      functools.partial(decode.take_row, store=self.store),
+      static_argnames='n',
+    )
+    self.put_row = jax.jit(
+      functools.partial(decode.put_row, store=self.store),
       donate_argnums=(0, 1),
       **options,
     )
@@ -97,17 +109,14 @@ class Programs:
       out_shardings=self._everywhere,
     )
 
-  def chunk(self, layout, hidden_SD, cache, plan):
+  def chunk(self, layout, hidden_SD, layers, plan):
     """`decode.chunk`; the state is given up."""
-    return self._chunk(layout, self._table, hidden_SD, cache, plan)
+    return self._chunk(layout, self._table, hidden_SD, layers, plan)
 
-  def _zeros(self) -> tuple[jax.Array, transformer.Cache]:
+  def _zeros(self) -> tuple[jax.Array, cache.Cache]:
     """Hidden states and cache of empty slots."""
-    S, config = self._slots, self._config
-    return (
-      jnp.zeros((S, config.width), self._dtype),
-      transformer.init_cache(config, S, self._context, self._cache_dtype),
-    )
+    hidden = jnp.zeros((self._slots, self._config.width), self._dtype)
+    return hidden, self.store.init()
 
   def _stop_table(self) -> np.ndarray:
     """The automaton's table with a column for every row of the embedding."""
@@ -130,11 +139,10 @@ class Programs:
     return NamedSharding(self._mesh, spec)
 
   def _state_shardings(self) -> Any:
-    hidden, cache = jax.eval_shape(self._zeros)
-    row = ('slots', 'none', 'kv_heads', 'none')
+    hidden, layers = jax.eval_shape(self._zeros)
     return (
       self._sharding(('slots', 'none'), hidden),
-      jax.tree.map(lambda x: self._sharding(row, x), cache),
+      meshes.shardings(self.store.axes(), self._mesh, layers),
     )
 
   def _layout_shapes(self) -> Any:
@@ -178,12 +186,12 @@ class Programs:
       )
       for n in buckets
     }  # fmt: skip
-    plan = make_plan([Slot() for _ in range(self._slots)], 0)
+    plan = make_plan([Slot() for _ in range(self._slots)], 0, 1)
     out['chunk'] = self._chunk.lower(layout, self._stop_table(), *state, plan)
     out['fork'] = self.fork.lower(
       *state, number, number, jax.ShapeDtypeStruct(
         (self._config.width,), self._dtype
-      )
+      ), n=self.store.prefixes[-1],
     )  # fmt: skip
     return out
 

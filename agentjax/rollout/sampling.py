@@ -11,8 +11,8 @@ Letters: S slots, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
-import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -41,8 +41,9 @@ class Sampling:
   min_p: float = 0.0
 
   def __post_init__(self):
-    if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-      raise ValueError(f'temperature {self.temperature}: give a number >= 0')
+    # Near 1e30 it would flatten away the bias that hides ids without text.
+    if not 0 <= self.temperature <= 1e6:
+      raise ValueError(f'temperature {self.temperature}: give 0 to 1e6')
     if self.top_k < 0:
       raise ValueError(f'top_k {self.top_k}: give 0 (off) or more')
     if not 0 < self.top_p <= 1:
@@ -58,8 +59,10 @@ def trajectory_key(
 
   Keys depend on what is sampled, never on where or when (design promise 5).
   """
+  digest = hashlib.blake2b(task_id.encode(), digest_size=8).digest()
+  task = np.frombuffer(digest, '<u4')
   key = jax.random.key(seed)
-  for value in (draw, zlib.crc32(task_id.encode()), sample, branch):
+  for value in (draw, *map(int, task), sample, branch):
     key = _fold(key, np.uint32(value & 0xFFFFFFFF))
   return np.asarray(jax.random.key_data(key))
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from agentjax.rollout.decode import Plan
 from agentjax.rollout.sampling import Sampling
-from agentjax.types import Stop
+from agentjax.types import Segment, Source, Stop
+
+EMPTY = np.zeros(0, np.int32)
 
 
 class StaleKV(enum.Enum):
@@ -27,17 +31,59 @@ class StaleKV(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Handle:
+  """What a KV state is of; equal handles, the same state.
+
+  Attributes:
+    versions: (first position, version of the weights) of each stretch, where
+      the version changes. More than one only by StaleKV.KEEP.
+    digest: of the token ids. length: their number.
+    position: of the next token.
+  """
+
+  versions: tuple[tuple[int, int], ...]
+  digest: str
+  length: int
+  position: int
+
+  @staticmethod
+  def digest_of(tokens: np.ndarray) -> str:
+    return _hash(tokens).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
 class Mark:
   """A point in a slot's row that other slots can fork from.
 
   Valid until the slot is given to another content; `fork` checks it.
+  `hidden_D` is None at a point in the past, whose hidden state is gone.
   """
 
   slot: int
   generation: int
   tokens: np.ndarray
+  hidden_D: jax.Array | None
+  versions: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parked:
+  """A slot's content in host memory; fits into any slot of its engine.
+
+  Attributes:
+    row: of `Store.take`. length: positions of it that are of use.
+    turn: under way when it was parked, or None.
+  """
+
+  tokens: np.ndarray
+  versions: tuple[tuple[int, int], ...]
   hidden_D: jax.Array
-  version: int
+  row: Any
+  turn: Turn | None = None
+
+  @property
+  def bytes(self) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(self.row))
 
 
 @dataclasses.dataclass
@@ -46,11 +92,21 @@ class Stats:
 
   tokens_sampled: int = 0
   tokens_prefilled: int = 0
-  tokens_recomputed: int = 0  # by StaleKV.RECOMPUTE, not in tokens_prefilled
+  # Run once more, and not in tokens_prefilled: by StaleKV.RECOMPUTE, and the
+  # one token before a fork in the past.
+  tokens_recomputed: int = 0
   decode_seconds: float = 0.0
   prefill_seconds: float = 0.0
   live_steps: int = 0  # slot-steps that sampled a token
   slot_steps: int = 0  # slot-steps that ran
+  chunks: int = 0
+  parked: int = 0  # rows that were moved to host memory
+  parked_bytes: int = 0
+
+  @property
+  def occupancy(self) -> float:
+    """Share of the slot-steps run in which a slot sampled a token."""
+    return self.live_steps / max(1, self.slot_steps)
 
 
 @dataclasses.dataclass
@@ -64,6 +120,12 @@ class Turn:
   stop_state: int
   parts: list[tuple] = dataclasses.field(default_factory=list)
 
+  def segment(self, stop: Stop) -> Segment:
+    """What was sampled, perhaps nothing."""
+    floats = [np.zeros(0, np.float32)] * 3
+    parts = zip((EMPTY, *floats, EMPTY), *self.parts, strict=True)
+    return Segment(Source.MODEL, *map(np.concatenate, parts), stop=stop)
+
 
 @dataclasses.dataclass
 class Slot:
@@ -71,16 +133,80 @@ class Slot:
   leftover: bool = True  # the row is of whoever held the slot before
   generation: int = 0
   length: int = 0
-  version: int = -1  # of the weights that made the KV state
-  tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
+  versions: tuple[tuple[int, int], ...] = ()  # see Handle
   turn: Turn | None = None
+  _tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
+  _digest: Any = dataclasses.field(default_factory=lambda: _hash(EMPTY))
+
+  @property
+  def version(self) -> int:
+    """Of the oldest weights that had a part in the KV state; -1 if empty."""
+    return min((version for _, version in self.versions), default=-1)
+
+  @property
+  def tokens(self) -> np.ndarray:
+    """int32[length] ids."""
+    self._tokens = [np.concatenate([EMPTY, *self._tokens])]
+    return self._tokens[0]
+
+  @property
+  def handle(self) -> Handle:
+    digest = self._digest.hexdigest()
+    return Handle(self.versions, digest, self.length, self.length)
+
+  def grow(self, tokens: np.ndarray, version: int) -> None:
+    """Appends tokens whose KV state is of `version`."""
+    if not len(tokens):
+      return
+    if not self.versions or self.versions[-1][1] != version:
+      self.versions += ((self.length, version),)
+    self._tokens.append(tokens)
+    self._digest.update(_bytes(tokens))
+    self.length += len(tokens)
+
+  def check(self, name: int, tokens: np.ndarray) -> None:
+    """Raises ValueError if the KV state is not of these tokens."""
+    if self.length != len(tokens) or self.handle.digest != Handle.digest_of(
+      tokens
+    ):
+      raise ValueError(
+        f'slot {name} holds {self.length} tokens ({self.handle.digest}), not '
+        f'the {len(tokens)} given ({Handle.digest_of(tokens)}): reset the slot '
+        'and extend it with the tokens'
+      )
+
+  @staticmethod
+  def of(generation: int, tokens: np.ndarray, versions) -> Slot:
+    """A held slot with this content."""
+    slot = Slot(free=False, leftover=False, generation=generation)
+    slot._tokens, slot.length = [tokens], len(tokens)
+    slot._digest, slot.versions = _hash(tokens), tuple(versions)
+    return slot
 
 
-def make_plan(slots: Sequence[Slot], steps: int) -> Plan:
-  """The decisions of a chunk of at most `steps` tokens a slot."""
+def _bytes(tokens: np.ndarray) -> bytes:
+  return np.ascontiguousarray(tokens, '<i4').tobytes()
+
+
+def _hash(tokens: np.ndarray) -> Any:
+  return hashlib.blake2b(_bytes(tokens), digest_size=16)
+
+
+def before(versions, length: int) -> tuple[tuple[int, int], ...]:
+  """The stretches of `versions` that begin before a length."""
+  return tuple(v for v in versions if v[0] < length)
+
+
+def make_plan(slots: Sequence[Slot], steps: int, ended: int) -> Plan:
+  """The decisions of a chunk of at most `steps` tokens a slot.
+
+  It comes back once `ended` turns have ended.
+  """
   S = len(slots)
+  live = sum(slot.turn is not None for slot in slots)
   plan = Plan(
     steps=np.int32(steps),
+    stay=np.int32(max(1, live - ended + 1)),
     live_S=np.zeros(S, bool),
     length_S=np.zeros(S, np.int32),
     budget_S=np.ones(S, np.int32),

@@ -193,9 +193,10 @@ def check_hand_over(at, shape):
   engine.load(jax.tree.map(lambda x: x, weights), 4)
   check_equal(compiles.count(), before)
   want = transformer.decode_layout(params(), tiny.PLAIN, np.float32)
-  same('layout', engine._layout, want, 0)
+  same('layout', engine._state.layout, want, 0)
   jax.tree.map(
-    lambda x: check_equal(x.sharding.device_set, set(devices)), engine._layout
+    lambda x: check_equal(x.sharding.device_set, set(devices)),
+    engine._state.layout,
   )
 
 

@@ -1,20 +1,24 @@
 """Episodes over slots: promises 5 and 6, prefill counts, nothing left held."""
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
 import tiny_model as tiny
 from fakes import IdChat, IdEnvironment, id_task
 
-from agentjax.env.base import InfraError
+from agentjax.env.base import InfraError, Opening
 from agentjax.records import trajectory_to_record
 from agentjax.rollout.collect import CollectStats, collect
 from agentjax.rollout.episode import Act, Decode, Limits, Reset, episode
 from agentjax.rollout.sampling import Sampling
 from agentjax.types import (
+  Message,
+  Observation,
   Source,
   Status,
+  Step,
   Trajectory,
 )
 
@@ -121,6 +125,168 @@ def test_a_group_prefills_its_prompt_once(slots, delay):
   assert engine.stats.tokens_prefilled == expected_prefill(groups)
   sampled = sum(t.model_tokens for g in groups for t in g.trajectories)
   assert engine.stats.tokens_sampled == sampled
+
+
+@pytest.mark.parametrize('slots', [1, 2, 4])
+def test_eight_episodes_a_slot(slots):
+  """More under way than slots: states move out and back, nothing changes."""
+  tasks = [id_task(f't{i}', ids(i, 4 + i % 5)) for i in range(6)]
+  base, stats = run(new_engine(slots), tasks=tasks), CollectStats()
+  engine = new_engine(slots)
+  groups = run(
+    engine,
+    make=lambda: IdEnvironment(delay=0.01),
+    tasks=tasks,
+    in_flight=8 * slots,
+    tool_threads=8,
+    stats=stats,
+  )
+  assert_same(base, groups)
+  assert engine.stats.tokens_prefilled == expected_prefill(groups)
+  assert engine.stats.parked > 0 and stats.parked_bytes > 0
+  assert stats.tokens_reprefill == sum(
+    sum(len(s) for s in t.segments[:i])
+    for g in groups
+    for t in g.trajectories
+    for i, s in enumerate(t.segments)
+    if s.source is Source.MODEL
+  )
+
+
+def test_a_slow_tool_never_holds_up_decoding():
+  """While one episode waits, all others run to their end in its slot."""
+  base = run(new_engine(1), group_size=1)
+  slow = next(g.task.id for g in base if g.trajectories[0].turn_rewards)
+  released = threading.Event()
+
+  class Slow(IdEnvironment):
+    def reset(self, task):
+      self.task = task
+      return super().reset(task)
+
+    def step(self, turn):
+      if self.task.id == slow:
+        assert released.wait(60)
+      return super().step(turn)
+
+  done = []
+
+  def on_group(group):
+    done.append(group.task.id)
+    if len(done) == 2:
+      released.set()
+
+  groups = run(
+    new_engine(1), make=Slow, group_size=1, in_flight=3, on_group=on_group
+  )
+  assert sorted(done) == ['t0', 't1', 't2'] and done[-1] == slow
+  assert_same(base, groups)
+
+
+def test_forced_tokens_begin_every_turn():
+  engine, forced = new_engine(), np.array([7, 8], np.int32)
+  groups = run(engine, chat=IdChat(forced))
+  for t in (t for g in groups for t in g.trajectories):
+    sources = ''.join(s.source.value[0] for s in t.segments)
+    assert sources in ('pfm', 'pfmofm', 'pfmofmofm')
+    for s in t.segments:
+      if s.source is Source.FORCED:
+        np.testing.assert_array_equal(s.tokens, forced)
+    for said, turn in zip(t.turn_tokens, t.turns, strict=True):
+      np.testing.assert_array_equal(said[:2], forced)
+      np.testing.assert_array_equal(said[2:], turn.tokens)
+    assert t.loss_mask().sum() == t.model_tokens
+  # What is forced is run for each trajectory, like an observation.
+  assert engine.stats.tokens_prefilled == expected_prefill(groups) + sum(
+    len(s)
+    for g in groups
+    for t in g.trajectories
+    for s in t.segments
+    if s.source is Source.FORCED
+  )
+
+
+class Odd(IdEnvironment):
+  """Answers one call with what is no answer."""
+
+  def __init__(self, call, value):
+    super().__init__()
+    self.call, self.value = call, value
+
+  def _odd(self, call, answer):
+    if call != self.call:
+      return answer
+    if isinstance(self.value, BaseException):
+      raise self.value
+    return self.value
+
+  def reset(self, task):
+    return self._odd('reset', super().reset(task))
+
+  def step(self, turn):
+    return self._odd('step', super().step(turn))
+
+  def verify(self, status):
+    return self._odd('verify', super().verify(status))
+
+
+@pytest.mark.parametrize(
+  'call, value, said',
+  [
+    ('reset', None, 'return an Opening'),
+    ('reset', Opening((Message('user', ''),)), 'no tokens'),
+    ('reset', StopIteration(), 'StopIteration'),
+    ('step', None, 'return a Step'),
+    ('step', StopIteration(), 'StopIteration'),
+    ('step', Step(status='done'), "status 'done'"),
+    ('step', Step(status=Status.RUNNING), 'goes on with None'),
+    ('step', Step(status=Status.INFRA_FAILURE), 'raises InfraError'),
+    ('step', Step((Observation('3'),), reward=float('nan')), 'finite'),
+    ('step', Step((Observation('3'),), reward='much'), 'real number'),
+    ('verify', None, 'returns a Reward'),
+    ('verify', 1.0, 'returns a Reward'),
+    ('verify', StopIteration(), 'StopIteration'),
+  ],
+)
+def test_no_answer_of_an_environment_leaves_the_loop(call, value, said):
+  groups = run(make=lambda: Odd(call, value), tasks=TASKS[:1])
+  for t in groups[0].trajectories:
+    reached = call == 'reset' or t.turns and t.turns[0].stop.is_limit is False
+    if reached:
+      assert t.status is Status.ENVIRONMENT_ERROR, t.status
+      assert t.reward is None and said in t.error
+
+
+def test_openings_and_pasts_may_differ_in_a_group():
+  """Samples that open otherwise, or go on from a past, among fresh ones."""
+
+  class Opens(IdEnvironment):
+    def reset(self, task):
+      super().reset(task)
+      n = opened.pop()
+      return Opening((Message('user', ' '.join(map(str, ids(50 + n, 5)))),))
+
+  for slots in (1, 2, 3):
+    opened = [0, 1, 1, 0, 2, 0]
+    groups = run(new_engine(slots), make=Opens, tasks=TASKS[:1], group_size=6)
+    assert {t.status for t in groups[0].trajectories} <= {
+      Status.DONE,
+      Status.TOKEN_LIMIT,
+    }
+  base = run(tasks=TASKS[:1], group_size=3)
+  past = base[0].trajectories[1]
+  past = dataclasses.replace(
+    past, segments=past.segments[:2], status=Status.RUNNING, reward=None,
+    turn_rewards=(), state_keys=(), info={},
+  )  # fmt: skip
+  fresh = [Trajectory(TASKS[0], draw=5, sample=k) for k in range(3)]
+  for slots in (1, 2, 3):
+    again = run(
+      new_engine(slots),
+      tasks=TASKS[:1],
+      prefixes=[[fresh[0], past, fresh[2]]],
+    )
+    assert_same(base, again, exact=False)
 
 
 def test_infrastructure_is_retried_with_the_same_keys_then_a_status():

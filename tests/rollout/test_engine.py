@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_model as tiny
 
-from agentjax.model import transformer
+from agentjax.model import cache, transformer
 from agentjax.rollout.engine import StaleKV
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.types import Source, Stop
@@ -57,7 +57,7 @@ def test_resumed_logits_equal_a_fresh_prefill(n_observation):
   fresh.extend(other, whole)
   kernel = transformer.head_kernel(tiny.params())
   a, b = (
-    transformer.unembed(kernel, e._hidden[s], tiny.CONFIG)[:40]
+    transformer.unembed(kernel, e._state.hidden[s], tiny.CONFIG)[:40]
     for e, s in ((engine, slot), (fresh, other))
   )
   assert jnp.abs(a - b).max() < 1e-5 * jnp.abs(b).max()
@@ -151,6 +151,168 @@ def test_a_mark_ends_with_its_row():
   engine.reset(again)
   with pytest.raises(ValueError, match='no longer there'):
     engine.fork(mark, engine.acquire())
+
+
+def test_a_parked_row_comes_back_bit_by_bit():
+  """Out of one slot, into another, in the middle of a turn."""
+  expected = tiny.engine()
+  slot = new_slot(expected, 5, 30)
+  start(expected, slot, 5, turn=20)
+  whole = run(expected)[slot]
+
+  engine = tiny.engine()
+  slot = new_slot(engine, 5, 30)
+  start(engine, slot, 5, turn=20)
+  assert not engine.step(2)
+  parked = engine.park(slot)
+  assert parked.bytes >= 30 * 2 * 2 * 8 * 4 * 3  # k and v, K, Q, float32, L
+  other = new_slot(engine, 6)  # somebody else uses the row
+  start(engine, other, 6)
+  run(engine)
+  back = engine.acquire()
+  assert back != slot == other
+  engine.unpark(parked, back)
+  same(run(engine)[back], whole)
+  with pytest.raises(ValueError, match='not in use'):
+    engine.park(3)
+
+
+def test_a_fork_in_the_past_goes_on_as_its_own_prefill_would():
+  engine = tiny.engine()
+  slot = new_slot(engine, 8, 20)
+  start(engine, slot, 8, turn=12, temperature=1.5)
+  segment = run(engine)[slot]
+  past = np.concatenate([tiny.tokens(8, 20), segment.tokens])
+  for at in (1, 7, 20, 21, len(past)):
+    before = engine.stats.tokens_prefilled
+    second = engine.acquire()
+    engine.fork(engine.mark(slot, at), second)
+    assert engine.stats.tokens_prefilled == before  # nothing is run again ...
+    start(engine, second, 9, turn=6, temperature=0.0)
+    forked = run(engine)[second]
+    fresh = tiny.engine()
+    third = fresh.acquire()
+    fresh.reset(third)
+    fresh.extend(third, past[:at])
+    start(fresh, third, 9, turn=6, temperature=0.0)
+    expected = run(fresh)[third]
+    np.testing.assert_array_equal(forked.tokens, expected.tokens)
+    np.testing.assert_allclose(
+      forked.logprobs_full, expected.logprobs_full, atol=1e-5
+    )
+    engine.release(second)
+  assert engine.stats.tokens_recomputed == 4  # ... but one token in the past
+
+
+def test_a_cancelled_turn_is_what_it_was():
+  engine = tiny.engine()
+  slot = new_slot(engine, 5)
+  start(engine, slot, 5, turn=20)
+  engine.step(3)
+  cut = engine.cancel(slot)
+  assert cut.stop is Stop.CANCELLED and len(cut) == 3
+  assert engine.n_decoding == 0 and engine.length(slot) == 13
+  start(engine, slot, 5, turn=20)
+  assert len(engine.cancel(slot)) == 0
+  with pytest.raises(ValueError, match='no turn under way'):
+    engine.cancel(slot)
+
+
+def test_weights_that_arrive_in_a_turn():
+  """Refused, kept, or the past is run again with the new ones."""
+  for policy in StaleKV:
+    engine = tiny.engine(stale_kv=policy)
+    slot = new_slot(engine, 13)
+    start(engine, slot, 13, turn=20, temperature=0.0)
+    engine.step(4)
+    if policy is StaleKV.REFUSE:
+      with pytest.raises(ValueError, match='1 turns of version 0 are under'):
+        engine.load(tiny.params(1), 7)
+      assert engine.version == 0
+      continue
+    engine.load(tiny.params(1), 7)
+    segment = run(engine)[slot]
+    assert list(segment.versions[:5]) == [0] * 4 + [7]
+    kept = policy is StaleKV.KEEP
+    versions = ((0, 0), (14, 7)) if kept else ((0, 7),)
+    assert engine.handle(slot).versions == versions
+    fresh = tiny.engine(loaded=False)
+    fresh.load(tiny.params(1), 7)
+    other = fresh.acquire()
+    fresh.reset(other)
+    fresh.extend(other, np.concatenate([tiny.tokens(13, 10),
+                                        segment.tokens[:4]]))  # fmt: skip
+    start(fresh, other, 13, turn=16, temperature=0.0)
+    expected = run(fresh)[other]
+    gap = np.abs(expected.logprobs_full[:1] - segment.logprobs_full[4:5]).max()
+    assert (gap > 1e-4) if kept else (gap < 1e-5)
+
+
+def test_a_turn_that_begins_with_forced_text_can_complete_a_stop_in_it():
+  engine = tiny.engine(stop_strings=['bc'])
+  b = tiny.BYTES.index(b'b')
+  for seed in range(400):
+    slot = engine.acquire()
+    engine.reset(slot)
+    engine.extend(slot, np.array([5, b], np.int32))
+    key = trajectory_key(seed, 0, '', 0, 0)
+    engine.start(
+      slot, key, Sampling(temperature=9.0), said=(b,),
+      turn_budget=1, trajectory_budget=9,
+    )  # fmt: skip
+    segment = run(engine)[slot]
+    engine.release(slot)
+    begins_with_c = tiny.BYTES[segment.tokens[0]].startswith(b'c')
+    assert (segment.stop is Stop.STOP_STRING) == begins_with_c
+    if begins_with_c:
+      break
+  assert begins_with_c
+  slot = engine.acquire()
+  engine.reset(slot)
+  engine.extend(slot, np.array([5], np.int32))
+  c = tiny.BYTES.index(b'c')
+  with pytest.raises(ValueError, match='hold a stop'):
+    engine.start(slot, key, Sampling(), said=(b, c), turn_budget=2,
+                 trajectory_budget=9)  # fmt: skip
+
+
+@pytest.mark.parametrize('first', [4, 16, 256])
+def test_spans_change_rounding_only(first, monkeypatch):
+  """Rows cut into spans of 4, 8, 16, ... or not at all."""
+  monkeypatch.setattr(cache.Spans, 'first', first)
+  engine = tiny.engine()
+  assert engine._state.cache_bytes == tiny.engine()._state.cache_bytes
+  found = {}
+  for seed, n in ((1, 3), (2, 17), (3, 40)):
+    slot = new_slot(engine, seed, n)
+    start(engine, slot, seed, turn=20, temperature=0.0)
+    found[slot] = seed, n
+  for slot, segment in run(engine).items():
+    seed, n = found[slot]
+    tokens = np.concatenate([tiny.tokens(seed, n), segment.tokens])[None]
+    hidden = transformer.forward(
+      tiny.params(), tokens, np.arange(tokens.shape[1])[None],
+      np.ones_like(tokens), tiny.CONFIG,
+    )  # fmt: skip
+    logits = transformer.logits(tiny.params(), hidden, tiny.CONFIG)
+    logprobs = jax.nn.log_softmax(logits, -1)[0, n - 1 : -1]
+    expected = np.take_along_axis(
+      np.asarray(logprobs), segment.tokens[:, None], 1
+    )[:, 0]
+    np.testing.assert_allclose(segment.logprobs_full, expected, atol=1e-5)
+
+
+def test_long_neighbours_in_more_spans_change_no_bit(monkeypatch):
+  monkeypatch.setattr(cache.Spans, 'first', 8)
+  found = []
+  for others in (0, 3):
+    engine = tiny.engine()
+    slot = new_slot(engine, 5, 4)
+    start(engine, slot, 5, turn=3)
+    for i in range(others):
+      start(engine, new_slot(engine, 20 + i, 60 + i), 20 + i, turn=20)
+    found.append(run(engine)[slot])
+  same(*found)
 
 
 def test_stops_are_carried_not_inferred():

@@ -48,8 +48,7 @@ def test_a_string_inside_of_a_longer_one_stops_first():
 PIECES = [b'<', b'/', b'a', b'>', 'é'.encode(), '漢'.encode(), b'\xc3', b'\xa9']
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+CASES = dict(
   vocabulary=st.lists(
     st.lists(st.sampled_from(PIECES), max_size=4).map(b''.join),
     min_size=1,
@@ -60,7 +59,22 @@ PIECES = [b'<', b'/', b'a', b'>', 'é'.encode(), '漢'.encode(), b'\xc3', b'\xa9
   ),
   draws=st.lists(st.integers(0, 10**6), max_size=30),
 )
+
+
+@settings(max_examples=150, deadline=None)
+@given(**CASES)
 def test_against_a_search_in_the_bytes(vocabulary, strings, draws):
+  check(vocabulary, strings, draws)
+
+
+@pytest.mark.long
+@settings(max_examples=2000, deadline=None)
+@given(**CASES)
+def test_two_thousand_against_a_search(vocabulary, strings, draws):
+  check(vocabulary, strings, draws)
+
+
+def check(vocabulary, strings, draws):
   auto = StopAutomaton.build(vocabulary, strings, [])
   needles = [s.encode() for s in strings]
   ids = [d % len(vocabulary) for d in draws]
