@@ -2,8 +2,10 @@
 
 Floor 1, model/. Reads the spelling of transformers 4 (rope_theta,
 rope_scaling) and of 5 (rope_parameters), and writes the former, which both
-load. What no decoder of ours computes is refused by name, never ignored. This
-file knows no weights and opens no files.
+load. What no decoder of ours computes is refused by name, never ignored, and so
+is what transformers would ignore in a model of this type. `hf_families.py` has
+the tables, `hf_rope.py` the rotary part. This file knows no weights and opens
+no files.
 """
 
 from __future__ import annotations
@@ -14,102 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentjax.model.config import ModelConfig, RopeScaling
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-  """What a model_type implies.
-
-  Attributes:
-    architecture: the class that transformers loads it with.
-    options: fields of ModelConfig that its code fixes.
-    defaults: values that its config.json may leave out.
-  """
-
-  architecture: str
-  options: Mapping[str, Any]
-  defaults: Mapping[str, Any]
-
-
-_SHARED = {
-  'hidden_act': 'silu',
-  'rms_norm_eps': 1e-6,
-  'rope_theta': 10_000.0,
-  'tie_word_embeddings': False,
-}
-_GEMMA = {
-  'post_norms': True,
-  'norm_offset': True,
-  'embed_scale': True,
-  'activation': 'gelu_tanh',
-}
-_GEMMA_SHARED = _SHARED | {
-  'hidden_activation': 'gelu_pytorch_tanh',
-  'num_attention_heads': 8,
-  'num_key_value_heads': 4,
-  'head_dim': 256,
-  'query_pre_attn_scalar': 256,
-  'sliding_window': 4096,
-  'tie_word_embeddings': True,
-}
-
-# model_type -> family. The defaults are those of transformers' own classes.
-FAMILIES = {
-  'llama': Family(
-    'LlamaForCausalLM', {}, _SHARED | {'max_position_embeddings': 2048}
-  ),
-  'qwen2': Family(
-    'Qwen2ForCausalLM',
-    {'qkv_bias': True},
-    _SHARED | {'max_position_embeddings': 32_768, 'max_window_layers': 28},
-  ),
-  'qwen3': Family(
-    'Qwen3ForCausalLM',
-    {'qk_norm': True},
-    _SHARED
-    | {
-      'head_dim': 128,
-      'max_position_embeddings': 32_768,
-      'max_window_layers': 28,
-    },
-  ),
-  'gemma2': Family(
-    'Gemma2ForCausalLM',
-    _GEMMA,
-    _GEMMA_SHARED
-    | {
-      'vocab_size': 256_000,
-      'max_position_embeddings': 8192,
-      'attn_logit_softcapping': 50.0,
-      'final_logit_softcapping': 30.0,
-      'sliding_window_pattern': 2,
-    },
-  ),
-  'gemma3_text': Family(
-    'Gemma3ForCausalLM',
-    _GEMMA | {'qk_norm': True},
-    _GEMMA_SHARED
-    | {
-      'vocab_size': 262_208,
-      'max_position_embeddings': 131_072,
-      'rope_theta': 1_000_000.0,
-      'rope_local_base_freq': 10_000.0,
-      'sliding_window_pattern': 6,
-    },
-  ),
-}
+from agentjax.model.hf_families import FAMILIES, READ_BY, check_options
+from agentjax.model.hf_rope import number, read_rope
 
 _KINDS = {'full_attention': 'global', 'sliding_attention': 'local'}
-_ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu_tanh'}
-
-# Options that change the computation, and the one value that is supported.
-_REFUSED = {
-  'attention_bias': False,
-  'mlp_bias': False,
-  'use_bidirectional_attention': False,
-  'partial_rotary_factor': 1.0,
-  'quantization_config': None,
-}
 
 
 def group_layers(
@@ -148,11 +58,10 @@ def from_hf_config(data: Mapping[str, Any]) -> ModelConfig:
     ValueError: an architecture or option that the decoder does not compute,
       or a key that is missing; the message names it.
   """
-  tied = data.get('tie_word_embeddings')
   if data.get('model_type') == 'gemma3' and 'text_config' in data:
-    data = {'model_type': 'gemma3_text', **data['text_config']}
-    if tied is not None:
-      data.setdefault('tie_word_embeddings', tied)
+    whole = ('tie_word_embeddings', 'quantization_config')
+    above = {n: data[n] for n in whole if data.get(n) is not None}
+    data = {**above, 'model_type': 'gemma3_text', **data['text_config']}
   model_type = data.get('model_type')
   family = FAMILIES.get(model_type)
   if family is None:
@@ -161,12 +70,15 @@ def from_hf_config(data: Mapping[str, Any]) -> ModelConfig:
       f'{data.get("architectures")}) is not supported: choose a model of type '
       f'{", ".join(FAMILIES)}'
     )
+  check_options(data, family)
+  defaults = family.defaults
+  theta, local_theta, scaling = read_rope(
+    data, defaults['rope_theta'], defaults.get('rope_local_base_freq')
+  )
   # An explicit null of some keys (softcaps) means off, so it is kept.
-  data = {**family.defaults, **data}
-  _check_options(data, family)
+  data = {**defaults, **data}
   width, heads = _need(data, 'hidden_size'), _need(data, 'num_attention_heads')
   head_size = data.get('head_dim') or width // heads
-  theta, local_theta, scaling = _rope(data)
   layers = group_layers(_layer_kinds(data))
   windowed = any('local' in pattern for pattern, _ in layers)
   if windowed and scaling and model_type != 'gemma3_text':
@@ -174,7 +86,9 @@ def from_hf_config(data: Mapping[str, Any]) -> ModelConfig:
       f'{model_type} with rope type {scaling.kind!r} and sliding layers is not '
       'supported: local layers are never scaled'
     )
-  scalar = data.get('query_pre_attn_scalar') or head_size
+  scalar = head_size
+  if 'query_pre_attn_scalar' in defaults:
+    scalar = number(data, 'query_pre_attn_scalar')
   return ModelConfig(
     vocab_size=_need(data, 'vocab_size'),
     width=width,
@@ -189,31 +103,14 @@ def from_hf_config(data: Mapping[str, Any]) -> ModelConfig:
     # equal models have equal configs.
     rope_theta_local=local_theta if windowed else 10_000.0,
     rope_scaling=scaling,
-    window=data['sliding_window'] if windowed else 0,
-    norm_eps=data['rms_norm_eps'],
+    window=_need(data, 'sliding_window') if windowed else 0,
+    norm_eps=number(data, 'rms_norm_eps'),
     attn_softcap=data.get('attn_logit_softcapping') or 0.0,
     final_softcap=data.get('final_logit_softcapping') or 0.0,
     query_scale=None if scalar == head_size else scalar**-0.5,
-    tied=data['tie_word_embeddings'],
+    tied=_flag(data, 'tie_word_embeddings'),
     **family.options,
   )
-
-
-def _check_options(data: Mapping[str, Any], family: Family) -> None:
-  model_type = data['model_type']
-  for name, allowed in _REFUSED.items():
-    if data.get(name) not in (None, allowed):
-      raise ValueError(
-        f'{model_type} option {name}={data[name]!r} is not supported: only '
-        f'{allowed!r} is'
-      )
-  activation = data.get('hidden_activation') or data['hidden_act']
-  want = family.options.get('activation', 'silu')
-  if _ACTIVATIONS.get(activation) != want:
-    raise ValueError(
-      f'{model_type} activation {activation!r} is not supported: the decoder '
-      f'computes {want} for this family'
-    )
 
 
 def _need(data: Mapping[str, Any], name: str) -> Any:
@@ -222,50 +119,10 @@ def _need(data: Mapping[str, Any], name: str) -> Any:
   return data[name]
 
 
-def _rope(data: Mapping[str, Any]):
-  """(theta, theta of local layers, scaling of global layers)."""
-  theta = data['rope_theta']
-  local = data.get('rope_local_base_freq', theta)
-  scaling = data.get('rope_scaling') or {}
-  parameters = data.get('rope_parameters') or {}
-  if 'full_attention' in parameters:
-    scaling = parameters['full_attention']
-    sliding = parameters.get('sliding_attention', {})
-    if sliding.get('rope_type', 'default') != 'default':
-      raise ValueError(
-        f'rope_parameters of sliding attention {dict(sliding)!r} are not '
-        "supported: only rope_type 'default' is"
-      )
-    theta = scaling.get('rope_theta', theta)
-    local = sliding.get('rope_theta', local)
-  elif parameters:
-    scaling = parameters
-    theta = parameters.get('rope_theta', theta)
-    local = data.get('rope_local_base_freq', theta)
-  kind = scaling.get('rope_type', scaling.get('type', 'default'))
-  if scaling.get('partial_rotary_factor') not in (None, 1.0):
-    raise ValueError(
-      f'partial_rotary_factor={scaling["partial_rotary_factor"]} is not '
-      'supported: only 1.0 is'
-    )
-  if kind == 'default':
-    return float(theta), float(local), None
-  if kind == 'linear':
-    scale = RopeScaling('linear', float(scaling['factor']))
-  elif kind == 'llama3':
-    scale = RopeScaling(
-      'llama3',
-      float(scaling['factor']),
-      float(scaling['low_freq_factor']),
-      float(scaling['high_freq_factor']),
-      int(scaling['original_max_position_embeddings']),
-    )
-  else:
-    raise ValueError(
-      f'rope type {kind!r} is not supported: choose a checkpoint with '
-      'default, linear or llama3'
-    )
-  return float(theta), float(local), scale
+def _flag(data: Mapping[str, Any], name: str) -> bool:
+  if not isinstance(data[name], bool):
+    raise ValueError(f'{name}={data[name]!r} must be true or false')
+  return data[name]
 
 
 def _layer_kinds(data: Mapping[str, Any]) -> list[str]:
@@ -279,6 +136,8 @@ def _layer_kinds(data: Mapping[str, Any]) -> list[str]:
         f'num_hidden_layers={n}: only {sorted(_KINDS)} are supported, one a '
         'layer'
       )
+    if 'sliding_attention' in kinds:
+      _check_windows(data)
     return [_KINDS[kind] for kind in kinds]
   every = data.get('_sliding_window_pattern') or data.get(
     'sliding_window_pattern'
@@ -286,9 +145,26 @@ def _layer_kinds(data: Mapping[str, Any]) -> list[str]:
   if every:
     return ['local' if (i + 1) % every else 'global' for i in range(n)]
   if data.get('use_sliding_window') and data.get('sliding_window'):
-    first = data['max_window_layers']
+    first = number(data, 'max_window_layers')
     return ['local' if i >= first else 'global' for i in range(n)]
   return ['global'] * n
+
+
+def _check_windows(data: Mapping[str, Any]) -> None:
+  """Refuses layer_types with windows that the family's code would not have."""
+  model_type = data['model_type']
+  if model_type not in READ_BY['sliding_window']:
+    raise ValueError(
+      f'layer_types of a {model_type} has sliding_attention, and models of '
+      'this type have no windows'
+    )
+  switched = model_type in READ_BY['use_sliding_window']
+  if switched and data.get('use_sliding_window') is not True:
+    raise ValueError(
+      'layer_types has sliding_attention, but use_sliding_window='
+      f'{data.get("use_sliding_window")!r}: set it to true, or have '
+      'full_attention only'
+    )
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:

@@ -167,7 +167,12 @@ def test_the_spelling_of_transformers_5_is_read_too():
     ({'layer_types': ['full_attention']}, 'num_hidden_layers=16'),
     ({'hidden_size': None}, 'hidden_size'),
     (
-      {'layer_types': ['sliding_attention'] * 16, 'sliding_window': 8},
+      {
+        'model_type': 'qwen2',
+        'use_sliding_window': True,
+        'layer_types': ['sliding_attention'] * 16,
+        'sliding_window': 8,
+      },
       'llama3',
     ),
   ],
