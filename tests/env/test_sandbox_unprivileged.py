@@ -16,11 +16,14 @@ from test_sandbox_conformance import EVERY_SIGNAL
 
 # (status, alive, stdout) or the name of the InfraError of each program.
 PLAY = """
-import json, os, sys
+import functools, json, os, sys
 import importlib.resources, secrets, shutil, subprocess, tempfile
 import agentjax.env.sandbox.bwrap, agentjax.env.sandbox.docker
 from agentjax.env.base import InfraError
-from agentjax.env.sandbox import Call, SandboxSpec, open_sandbox
+from agentjax.env.sandbox import Call, SandboxSpec, open_sandbox, session
+session._source = functools.cache(session._source)
+for name in ('runner.py', 'files.py'):
+  session._source(name)
 if os.geteuid() == 0:
   os.setgroups([])
   os.setgid(12345)
