@@ -38,6 +38,9 @@ from agentjax.types import (
 class Chat:
   """A vocabulary and a format. Immutable; safe to use from many threads.
 
+  `turn_prefix` is put into the policy's mouth at the start of every turn, as
+  FORCED tokens that nothing is learned from.
+
   Raises:
     ValueError: the vocabulary lacks a special token of the format, or treats
       as special what the format needs as text.
@@ -45,6 +48,7 @@ class Chat:
 
   vocab: Vocab
   format: ChatFormat
+  turn_prefix: str = ''
 
   def __post_init__(self):
     special = self.vocab.special
@@ -62,6 +66,11 @@ class Chat:
         f'format {self.format.name} reads {clash} in text, but the vocabulary '
         'has them as special tokens: mark them as text in its file'
       )
+
+  @functools.cached_property
+  def forced(self) -> np.ndarray:
+    """int32[n]: ids of `turn_prefix`."""
+    return np.array(self.vocab.encode(self.turn_prefix), np.int32)
 
   # ---- messages to tokens ----
 
