@@ -133,11 +133,9 @@ def task_from_json(data: Mapping[str, Any]) -> Task:
   Raises:
     ValueError: a field is missing, unknown or of the wrong type.
   """
-  known = {f.name for f in dataclasses.fields(Task)}
   if not isinstance(data, Mapping):
     raise ValueError(f'a task is a JSON object, not {type(data).__name__}')
-  if unknown := set(data) - known:
-    raise ValueError(f'unknown task fields {sorted(unknown)}: known {known}')
+  _refuse_unknown('task', data, Task)
   if missing := {'id', 'messages'} - set(data):
     raise ValueError(f'task lacks {sorted(missing)}')
   if not isinstance(data['id'], str) or not data['id']:
@@ -158,14 +156,47 @@ def task_from_json(data: Mapping[str, Any]) -> Task:
 def _message_from_json(data: Any) -> Message:
   if not isinstance(data, Mapping):
     raise ValueError(f'a message is a JSON object, not {data!r}')
+  _refuse_unknown('message', data, Message)
   for name in ('role', 'content'):
     if not isinstance(data.get(name), str):
       raise ValueError(f'message field {name} is {data.get(name)!r}, not text')
-  calls = tuple(
-    ToolCall(c['name'], c['arguments'], c.get('id', ''))
-    for c in data.get('tool_calls', ())
+  if not isinstance(data.get('name'), str | None):
+    raise ValueError(f'message field name is {data["name"]!r}, not text')
+  # null is how many tools write that there is none.
+  calls = data.get('tool_calls')
+  calls = () if calls is None else calls
+  if not isinstance(calls, (list, tuple)):
+    raise ValueError(f'message field tool_calls is {calls!r}, not a list')
+  return Message(
+    data['role'],
+    data['content'],
+    tuple(_call_from_json(c) for c in calls),
+    data.get('name'),
   )
-  return Message(data['role'], data['content'], calls, data.get('name'))
+
+
+def _call_from_json(data: Any) -> ToolCall:
+  if not isinstance(data, Mapping):
+    raise ValueError(f'a tool call is a JSON object, not {data!r}')
+  _refuse_unknown('tool call', data, ToolCall)
+  if missing := sorted({'name', 'arguments'} - set(data)):
+    raise ValueError(f'tool call lacks {missing}: {dict(data)!r}')
+  for name in ('name', 'id'):
+    if not isinstance(value := data.get(name, ''), str):
+      raise ValueError(f'tool call field {name} is {value!r}, not text')
+  if not isinstance(data['arguments'], Mapping):
+    raise ValueError(
+      f'tool call field arguments is {data["arguments"]!r}, not a JSON object'
+    )
+  return ToolCall(data['name'], data['arguments'], data.get('id', ''))
+
+
+def _refuse_unknown(what: str, data: Mapping[str, Any], record: type) -> None:
+  known = {f.name for f in dataclasses.fields(record)}
+  if unknown := sorted(set(data) - known):
+    raise ValueError(
+      f'unknown {what} fields {unknown}: known are {sorted(known)}'
+    )
 
 
 def _jsonable(value: Any) -> Any:

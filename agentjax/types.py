@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -164,6 +166,13 @@ class Observation:
   head: str = ''
   tail: str = ''
 
+  def __post_init__(self):
+    for field in ('body', 'role', 'head', 'tail'):
+      if not isinstance(value := getattr(self, field), str):
+        raise TypeError(f'Observation.{field} is {value!r}: give text')
+    if not isinstance(self.name, str | None):
+      raise TypeError(f'Observation.name is {self.name!r}: give text or None')
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -172,8 +181,13 @@ class Step:
   Attributes:
     observations: one per tool call in call order, or a user's reply.
     status: None while the episode goes on, else how it ended.
-    reward: the reward of this turn alone (0 where there is none).
+    reward: the reward of this turn alone (0 where there is none). It is
+      recorded and shown, and teaches nothing: what is learned from is
+      `Reward.value` of `verify`. Credit by turn takes an estimator that no
+      config has yet.
     state_key: names the state before this turn; equal keys, equal states.
+
+  The loop checks `status` and `reward`, the step itself the other two.
   """
 
   observations: tuple[Observation, ...] = ()
@@ -181,21 +195,61 @@ class Step:
   reward: float = 0.0
   state_key: str | None = None
 
+  def __post_init__(self):
+    given = self.observations
+    if not isinstance(given, (tuple, list)) or not all(
+      isinstance(o, Observation) for o in given
+    ):
+      raise TypeError(
+        f'Step.observations is {given!r}: give a tuple of Observations'
+      )
+    object.__setattr__(self, 'observations', tuple(given))
+    if not isinstance(self.state_key, str | None):
+      raise TypeError(
+        f'Step.state_key is {self.state_key!r}: give text or None'
+      )
+
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-  """The verifier's word. `success` is what evaluation counts."""
+  """The verifier's word. `success` is what evaluation counts.
+
+  `parts` are numbers by name, recorded for people; nothing learns from them.
+
+  Raises:
+    TypeError, ValueError: `value` is no finite number, `success` no truth
+      value, or a part no number under a name.
+  """
 
   value: float
   success: bool = False
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
+    object.__setattr__(self, 'value', _number(self.value, 'reward'))
     if not math.isfinite(self.value):
       raise ValueError(
         f'reward is {self.value}: one that is no finite number would spoil '
         'the whole draw; give another, or raise what went wrong'
       )
+    if not isinstance(self.success, (bool, np.bool_)):
+      raise TypeError(f'success is {self.success!r}: give True or False')
+    object.__setattr__(self, 'success', bool(self.success))
+    if not isinstance(self.parts, Mapping):
+      raise TypeError(f'parts is {self.parts!r}: give a mapping')
+    for name, value in self.parts.items():
+      if not isinstance(name, str):
+        raise TypeError(f'reward part {name!r} has no text for a name')
+      _number(value, f'reward part {name!r}')
+
+
+def _number(value: Any, what: str) -> float:
+  """`value` as a float: a real number, a NumPy one too."""
+  if not isinstance(value, (numbers.Real, np.bool_)):
+    raise TypeError(
+      f'{what} is {value!r}, a {type(value).__name__}: give a real number'
+    )
+  return float(value)
 
 
 def _frozen(array, dtype, name: str, n: int | None) -> np.ndarray:
@@ -302,6 +356,18 @@ class Trajectory:
   def turns(self) -> tuple[Segment, ...]:
     """The MODEL segments."""
     return tuple(s for s in self.segments if s.source is Source.MODEL)
+
+  @property
+  def turn_tokens(self) -> tuple[np.ndarray, ...]:
+    """Per turn what was said: FORCED tokens before it, then the MODEL's."""
+    out = []
+    for before, s in itertools.pairwise((None, *self.segments)):
+      if s.source is Source.MODEL:
+        forced = before is not None and before.source is Source.FORCED
+        out.append(
+          np.concatenate([before.tokens, s.tokens]) if forced else s.tokens
+        )
+    return tuple(out)
 
   def __len__(self) -> int:
     """All tokens."""

@@ -7,7 +7,15 @@ import pytest
 from fakes import trajectory
 
 from agentjax import records
-from agentjax.types import Segment, Source, Status, Stop
+from agentjax.types import (
+  Observation,
+  Reward,
+  Segment,
+  Source,
+  Status,
+  Step,
+  Stop,
+)
 
 
 def test_the_mask_is_what_the_policy_sampled():
@@ -61,6 +69,40 @@ def test_status_says_what_may_be_done():
       assert properties(s) == (False, False, True)
 
 
+@pytest.mark.parametrize(
+  ('make', 'said'),
+  [
+    (lambda: Reward('1'), "reward is '1', a str: give a real number"),
+    (lambda: Reward(None), 'reward is None, a NoneType'),
+    (lambda: Reward(1j), 'a complex'),
+    (lambda: Reward(float('inf')), 'reward is inf'),
+    (lambda: Reward(1.0, success=0.7), 'success is 0.7: give True or False'),
+    (lambda: Reward(1.0, success=None), 'success is None'),
+    (lambda: Reward(0.5, parts={'a': None}), "reward part 'a' is None"),
+    (lambda: Reward(0.5, parts={'a': 'b'}), "reward part 'a' is 'b', a str"),
+    (lambda: Reward(0.5, parts={3: 1.0}), 'reward part 3 has no text'),
+    (lambda: Reward(0.5, parts=[1.0]), r'parts is \[1.0\]: give a mapping'),
+    (lambda: Step(Observation('x')), 'observations is Observation'),
+    (lambda: Step('x'), "observations is 'x': give a tuple"),
+    (lambda: Step(('x',)), 'give a tuple of Observations'),
+    (lambda: Step(state_key=3), 'state_key is 3: give text or None'),
+    (lambda: Observation(3), 'Observation.body is 3: give text'),
+    (lambda: Observation('', head=None), 'Observation.head is None'),
+    (lambda: Observation('', name=3), 'Observation.name is 3'),
+  ],
+)
+def test_what_an_environment_answers_is_what_it_should_be(make, said):
+  with pytest.raises((TypeError, ValueError), match=said):
+    make()
+
+
+def test_numbers_of_numpy_are_numbers():
+  reward = Reward(np.float32(0.5), np.bool_(True), {'a': np.int64(3)})
+  assert type(reward.value) is float and reward.success is True
+  assert Reward(True).value == 1.0
+  assert Step([Observation('x')]).observations == (Observation('x'),)
+
+
 def test_round_trip():
   t = trajectory(
     [('p', [1]), ('m', [2, 3]), ('o', []), ('f', [4]), ('m', [])], 'é\u2028'
@@ -94,8 +136,26 @@ def test_foreign_records_are_refused():
     records.trajectory_to_record(trajectory([]).append(segment))
 
 
+CALL = {'name': 'f', 'arguments': {'x': 1}}
+
+
+def message(**more):
+  """A task whose message has more fields."""
+  return {
+    'id': 'a',
+    'messages': [{'role': 'assistant', 'content': '', **more}],
+  }
+
+
+def test_null_is_no_tool_calls():
+  (read,) = records.task_from_json(message(tool_calls=None)).messages
+  assert read.tool_calls == ()
+  (read,) = records.task_from_json(message(tool_calls=[CALL])).messages
+  assert read.tool_calls[0].arguments == {'x': 1}
+
+
 @pytest.mark.parametrize(
-  'data, message',
+  'data, said',
   [
     ([], 'JSON object'),
     ({'id': 'a'}, "lacks \\['messages'\\]"),
@@ -103,9 +163,25 @@ def test_foreign_records_are_refused():
     ({'id': 'a', 'messages': []}, 'non-empty list'),
     ({'id': 'a', 'messages': [{'role': 'user'}]}, 'content is None'),
     ({'id': 'a', 'messages': [3]}, 'a message is a JSON object'),
-    ({'id': 'a', 'messages': [], 'answer': 1}, 'unknown task fields.*answer'),
+    (
+      {'id': 'a', 'messages': [], 'answer': 1, 'aim': 2},
+      r"fields \['aim', 'answer'\]: known are \['id', 'messages', 'metadata', "
+      r"'verify'\]",
+    ),
+    (message(text='x'), r"unknown message fields \['text'\]: known are \['con"),
+    (message(name=3), 'message field name is 3, not text'),
+    (message(tool_calls='x'), "tool_calls is 'x', not a list"),
+    (message(tool_calls=['x']), "a tool call is a JSON object, not 'x'"),
+    (message(tool_calls=[{}]), r"tool call lacks \['arguments', 'name'\]"),
+    (
+      message(tool_calls=[{'name': 'f'}]),
+      r"tool call lacks \['arguments'\]: {'name': 'f'}",
+    ),
+    (message(tool_calls=[CALL | {'type': 'function'}]), 'unknown tool call fi'),
+    (message(tool_calls=[CALL | {'name': None}]), 'call field name is None'),
+    (message(tool_calls=[CALL | {'arguments': '{}'}]), "arguments is '{}', no"),
   ],
 )
-def test_bad_tasks_are_refused(data, message):
-  with pytest.raises(ValueError, match=message):
+def test_bad_tasks_are_refused(data, said):
+  with pytest.raises(ValueError, match=said):
     records.task_from_json(data)

@@ -75,16 +75,25 @@ def tasks(
     system: text of a system message to put first.
 
   Raises:
-    ValueError: unknown split, or not that many different tasks.
+    ValueError: unknown split, bounds that no task can keep, or not that many
+      different tasks.
   """
   if calls not in (1, 2):
     raise ValueError(f'calls is {calls}: choose 1 or 2')
+  _check(n, seed)
+  if least > most:
+    raise ValueError(f'least {least} exceeds most {most}: swap them')
   numbers = operands(split, largest)
+  if not numbers:
+    raise ValueError(
+      f'largest is {largest}: split {split!r} has no operand from 10 to there'
+    )
   # SeedSequence takes integers: the split and the calls are part of them.
   rng = np.random.default_rng([seed, calls, SPLITS.index(split)])
   found: dict[str, Task] = {}
-  for _ in range(20 * n + 1000):
-    if len(found) == n:
+  for tries in range(20 * n + 1000):
+    # Where hundreds find none, the bounds leave none worth minutes.
+    if len(found) == n or tries == 500 and not found:
       break
     task = _task(rng, split, numbers, calls, (least, most), system)
     if task is not None:
@@ -95,6 +104,12 @@ def tasks(
       f'{least} to {most} in split {split!r}, not {n}: ask for fewer'
     )
   return list(found.values())
+
+
+def _check(n: int, seed: int) -> None:
+  for name, value in (('n', n), ('seed', seed)):
+    if value < 0:
+      raise ValueError(f'{name} is {value}: give 0 or more')
 
 
 def environment(

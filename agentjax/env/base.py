@@ -30,19 +30,28 @@ class Opening:
 
 
 class Environment(Protocol):
-  """One episode's world. Methods are called from one thread at a time."""
+  """One episode's world. Methods are called from one thread at a time.
+
+  `reset`, then `step` for each turn that came to an end of its own, then
+  `verify` where the episode's end says something of the policy, then `close`.
+  """
 
   def reset(self, task: Task) -> Opening:
     """Starts `task`; called once, before anything else."""
 
   def step(self, turn: Turn) -> Step:
-    """Acts on what the policy wrote. Any turn is legal, malformed ones too."""
+    """Acts on what the policy wrote. Any turn is legal, malformed ones too.
+
+    A turn that a limit cut (`Stop.is_limit`) never comes here: the episode is
+    over with TOKEN_LIMIT, after no step at all if it was the first turn.
+    `Step.reward` is recorded and teaches nothing; `verify`'s reward does.
+    """
 
   def verify(self, status: Status) -> Reward:
     """Scores the episode, out of the policy's reach; called once, at its end.
 
     `status` is how the episode ended; called only where its reward is
-    trustworthy.
+    trustworthy. There may have been no `step`.
     """
 
   def close(self) -> None:

@@ -21,12 +21,16 @@ def read_tasks(path: str | os.PathLike) -> list[Task]:
   Lines end with a line feed and nothing else: U+2028 and the like are text.
 
   Raises:
-    ValueError: a line is empty, not UTF-8, not JSON or not a task, or an id
-      comes twice; the message names file, line and reason.
+    ValueError: it holds no task, or a line is empty, not UTF-8, not JSON or
+      not a task, or an id comes twice; the message names file, line and
+      reason.
   """
+  path = os.fspath(path)
   lines = storage.read_bytes(path).split(b'\n')
   if lines[-1] == b'':
     lines.pop()
+  if not lines:
+    raise ValueError(f'{path} is empty: give one task a line')
   tasks: dict[str, Task] = {}
   first: dict[str, int] = {}
   for number, line in enumerate(lines, 1):
@@ -36,7 +40,7 @@ def read_tasks(path: str | os.PathLike) -> list[Task]:
         raise ValueError(f'id {task.id!r} is that of line {first[task.id]} too')
     except (ValueError, TypeError, KeyError, RecursionError) as error:
       raise ValueError(
-        f'{os.fspath(path)}, line {number}: {error}. No task of this file was '
+        f'{path}, line {number}: {error}. No task of this file was '
         'taken: correct the line'
       ) from error
     tasks[task.id] = task

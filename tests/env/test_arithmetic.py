@@ -2,6 +2,7 @@
 
 import collections
 import re
+import time
 
 import numpy as np
 import pytest
@@ -80,6 +81,23 @@ def test_more_tasks_than_there_are():
     arithmetic.tasks('test', 1300, calls=1)
   with pytest.raises(ValueError, match='calls is 3'):
     arithmetic.tasks('test', 1, calls=3)
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'n': -1}, 'n is -1: give 0 or more'),
+    ({'n': 3, 'seed': -1}, 'seed is -1: give 0 or more'),
+    ({'n': 4096, 'least': 9, 'most': 8}, 'least 9 exceeds most 8: swap them'),
+    ({'n': 4096, 'least': 999_999}, 'found 0 different tasks'),
+    ({'n': 3, 'largest': 9}, "largest is 9: split 'train' has no operand"),
+  ],
+)
+def test_no_such_tasks_are_refused_at_once(options, said):
+  began = time.process_time()
+  with pytest.raises(ValueError, match=said):
+    arithmetic.tasks('train', **options)
+  assert time.process_time() - began < 5
 
 
 def test_system_message():

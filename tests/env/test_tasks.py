@@ -31,8 +31,6 @@ def test_round_trip(tmp_path):
   write_tasks(path, tasks)
   assert read_tasks(path) == tasks
   assert read_tasks(str(path)) == tasks
-  write_tasks(path, [])
-  assert read_tasks(path) == []
 
 
 @settings(max_examples=50, deadline=None)
@@ -65,7 +63,7 @@ def test_last_line_may_lack_its_end_and_lines_may_end_in_crlf(tmp_path):
     (GOOD.replace('"a"', '""'), 'not a non-empty string'),
     (GOOD.replace('"a"', '7'), 'not a non-empty string'),
     (GOOD.replace('"id"', '"ids"'), 'unknown task fields'),
-    (GOOD.replace('"content"', '"text"'), 'message field content is None'),
+    (GOOD.replace('"content"', '"text"'), "unknown message fields ['text']"),
     (GOOD.replace('"1+1="', '5'), 'message field content is 5'),
     ('{"id": "b", "id": "c", "messages": []}', 'a key stands twice'),
     ('{"id": "b", "messages": []}', 'non-empty list'),
@@ -86,6 +84,13 @@ def test_a_bad_line_is_named_and_nothing_is_kept(tmp_path, line, reason):
   text = str(caught.value)
   assert f'{path}, line 2: ' in text and reason in text
   assert 'No task of this file was taken' in text
+
+
+@pytest.mark.parametrize('data', [b'', b'\n'])
+def test_an_empty_file_is_named(tmp_path, data):
+  (tmp_path / 'tasks.jsonl').write_bytes(data)
+  with pytest.raises(ValueError, match=r'jsonl(, line 1: the line)? is empty'):
+    read_tasks(tmp_path / 'tasks.jsonl')
 
 
 def test_bytes_that_are_no_text(tmp_path):

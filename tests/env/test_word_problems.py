@@ -156,6 +156,13 @@ def test_calls_that_can_outlast_the_sandbox_are_refused(shared):
     word_problems.environment(sandbox=shared, timeout_s=200)
 
 
+def test_no_such_tasks_are_refused():
+  with pytest.raises(ValueError, match='n is -1: give 0 or more'):
+    word_problems.tasks('train', -1)
+  with pytest.raises(ValueError, match='seed is -1: give 0 or more'):
+    word_problems.tasks('train', 1, seed=-1)
+
+
 def test_refuses_where_no_code_can_run(monkeypatch):
   monkeypatch.setenv('DOCKER_HOST', 'unix:///nonexistent/docker.sock')
   monkeypatch.setenv('PATH', '/nonexistent')
