@@ -3,8 +3,9 @@
 Floor 2. Joins `model` and `rl`, and knows no environment and no engine. A
 batch of any number of rows is cut into micro-batches of one fixed shape;
 unnormalised gradients and (sum, count) pairs are summed over them (and by the
-mesh over devices and hosts) and divided once. An empty mask, or a gradient
-that is not finite, leaves weights and optimizer untouched and is counted.
+mesh over devices and hosts) and divided once. An empty mask leaves weights and
+optimizer untouched; so does an update whose gradient or whose new weights are
+not finite, which is counted.
 
 On a mesh over several processes each one brings its own rows, as many as it
 has; they agree on the number of micro-batches and on the program.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +46,13 @@ from agentjax.update import State, Sums
 Loss = Callable[..., PolicyLoss]
 
 
+def check_numbers(**values: float) -> None:
+  """Raises ValueError, with the name, unless all are finite and 0 or more."""
+  for name, value in values.items():
+    if not 0 <= value < math.inf:
+      raise ValueError(f'{name} is {value}: give a finite number, 0 or more')
+
+
 def adamw(
   learning_rate: float,
   *,
@@ -59,7 +68,25 @@ def adamw(
 
   Linear warm-up from learning_rate / warmup_steps, then constant, or with
   `decay_steps` (counted from the start) a cosine to a tenth of it.
+
+  Raises:
+    ValueError: a number that no optimizer can have, such as NaN.
   """
+  check_numbers(
+    learning_rate=learning_rate,
+    warmup_steps=warmup_steps,
+    decay_steps=decay_steps,
+    weight_decay=weight_decay,
+    b1=b1,
+    b2=b2,
+    eps=eps,
+    max_grad_norm=max_grad_norm,
+  )
+  if max(b1, b2) >= 1 or max_grad_norm == 0:
+    raise ValueError(
+      f'b1 {b1}, b2 {b2}, max_grad_norm {max_grad_norm}: give b1 and b2 below '
+      '1, and a norm above 0'
+    )
   if decay_steps and decay_steps <= warmup_steps:
     raise ValueError(
       f'decay_steps {decay_steps} must exceed warmup_steps {warmup_steps}'
@@ -114,8 +141,15 @@ class Learner:
     unroll: bool = False,
     mesh: Mesh | None = None,
   ):
-    if list(shares) != sorted(set(shares)) or shares[-1] != 1.0:
-      raise ValueError(f'shares {shares}: give ascending fractions up to 1.0')
+    check_numbers(kl_coef=kl_coef, entropy_coef=entropy_coef)
+    for name, value in (('rows', rows), ('length', length), ('chunk', chunk)):
+      if value < 1:
+        raise ValueError(f'learner.{name} is {value}: give at least 1')
+    ascending = list(shares) == sorted(set(shares))
+    if not shares or not ascending or shares[0] <= 0 or shares[-1] != 1.0:
+      raise ValueError(
+        f'shares {shares}: give ascending fractions above 0, up to 1.0'
+      )
     if length > config.context:
       raise ValueError(
         f'length {length} exceeds the {config.context} positions of the model'

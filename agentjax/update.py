@@ -32,7 +32,7 @@ class State(NamedTuple):
   params: Any
   opt_state: Any
   step: jax.Array  # int32: updates that changed the weights
-  skipped: jax.Array  # int32: updates with a gradient that was not finite
+  skipped: jax.Array  # int32: updates that were not finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +176,12 @@ def add(
   )
 
 
+def _all_finite(tree) -> jax.Array:
+  return jnp.all(
+    jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)])
+  )
+
+
 def apply(state: State, sums: Sums, *, optimizer) -> tuple[State, dict]:
   """Divides once, and steps the optimizer if there is something finite."""
   count = sums.pairs['loss'].count
@@ -186,10 +192,12 @@ def apply(state: State, sums: Sums, *, optimizer) -> tuple[State, dict]:
   )
   norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm)
-  go = finite & (count > 0)
   safe = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)
   updates, opt_state = optimizer.update(safe, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
+  # A gradient may be finite and what the optimizer makes of it not.
+  finite &= (count == 0) | _all_finite(params)
+  go = finite & (count > 0)
   params, opt_state = jax.tree.map(
     lambda new, old: jnp.where(go, new, old),
     (params, opt_state),

@@ -214,3 +214,56 @@ def test_bad_shapes_are_refused():
   l = learner()
   with pytest.raises(ValueError, match='multiple of 2'):
     l.update(l.init(params()), packed(1, 24, EXAMPLES[:1], [1.0]))
+
+
+@pytest.mark.parametrize(
+  'bad',
+  [
+    optax.sgd(float('nan')),
+    optax.sgd(float('inf')),
+    optax.chain(optax.sgd(1.0), optax.scale(1e38), optax.scale(1e38)),
+  ],
+)
+def test_new_weights_that_are_not_finite_are_skipped_and_counted(bad):
+  batch = pack(EXAMPLES, CREDIT, rows=2, length=24)
+  gradient, metrics = step(batch, optimizer=bad)
+  jax.tree.map(lambda g: np.testing.assert_array_equal(g, 0), gradient)
+  assert metrics['skipped_updates'] == 1
+  assert np.isfinite(metrics['grad_norm'])
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'learning_rate': float('nan')}, 'learning_rate is nan: give a finite'),
+    ({'learning_rate': -1.0}, 'learning_rate is -1.0'),
+    ({'learning_rate': float('inf')}, 'learning_rate is inf'),
+    ({'weight_decay': -0.1}, 'weight_decay is -0.1'),
+    ({'warmup_steps': -1}, 'warmup_steps is -1'),
+    ({'eps': float('nan')}, 'eps is nan'),
+    ({'b1': 1.0}, 'give b1 and b2 below 1'),
+    ({'b2': -0.5}, 'b2 is -0.5'),
+    ({'max_grad_norm': 0.0}, 'a norm above 0'),
+  ],
+)
+def test_an_optimizer_of_no_numbers_is_refused(options, said):
+  with pytest.raises(ValueError, match=said):
+    adamw(**{'learning_rate': 1e-3} | options)
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'kl_coef': float('nan')}, 'kl_coef is nan'),
+    ({'kl_coef': -0.1}, 'kl_coef is -0.1'),
+    ({'entropy_coef': float('inf')}, 'entropy_coef is inf'),
+    ({'shares': ()}, r'shares \(\): give ascending'),
+    ({'shares': (-0.5, 1.0)}, 'fractions above 0'),
+    ({'rows': 0}, 'learner.rows is 0'),
+    ({'length': -3}, 'learner.length is -3'),
+    ({'chunk': 0}, 'learner.chunk is 0'),
+  ],
+)
+def test_a_learner_of_no_numbers_is_refused(options, said):
+  with pytest.raises(ValueError, match=said):
+    Learner(CONFIG, optimizer=sgd, **{'rows': 2, 'length': 24} | options)

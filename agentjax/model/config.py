@@ -8,6 +8,7 @@ Qwen3 and Gemma 2/3 families; everything in which they differ is a field here.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,7 @@ class ModelConfig:
   tied: bool = True
 
   def __post_init__(self):
+    self._check_sizes()
     if self.heads % self.kv_heads:
       raise ValueError(
         f'heads {self.heads} is not a multiple of kv_heads {self.kv_heads}'
@@ -84,8 +86,16 @@ class ModelConfig:
       raise ValueError(
         f'activation {self.activation!r}: choose silu or gelu_tanh'
       )
-    for pattern, count in self.layers:
-      if not pattern or set(pattern) - {'global', 'local'} or count < 1:
+    for entry in self.layers:
+      if not isinstance(entry, (tuple, list)) or len(entry) != 2:
+        raise ValueError(f'layers entry {entry!r} is no (pattern, count)')
+      pattern, count = entry
+      if (
+        isinstance(pattern, str)
+        or not pattern
+        or set(pattern) - {'global', 'local'}
+        or count < 1
+      ):
         raise ValueError(
           f'layers entry {(pattern, count)}: a pattern is a non-empty tuple '
           "of 'global' and 'local', a count at least 1"
@@ -99,6 +109,30 @@ class ModelConfig:
         f'padded_vocab {self.padded_vocab} is below vocab_size '
         f'{self.vocab_size}'
       )
+
+  def _check_sizes(self) -> None:
+    for name in ('vocab_size', 'width', 'heads', 'kv_heads', 'head_size',
+                 'mlp', 'context'):  # fmt: skip
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} is {getattr(self, name)}: give at least 1')
+    if self.head_size % 2:
+      raise ValueError(
+        f'head_size is {self.head_size}: rotary positions turn pairs, give an '
+        'even number'
+      )
+    if not self.layers:
+      raise ValueError(
+        'layers is empty: give at least one (pattern, count), as in '
+        "((('global',), 2),)"
+      )
+    for name in ('padded_vocab', 'window', 'attn_softcap', 'final_softcap'):
+      if not 0 <= getattr(self, name) < math.inf:
+        raise ValueError(f'{name} is {getattr(self, name)}: give 0 or more')
+    for name in ('rope_theta', 'rope_theta_local', 'norm_eps'):
+      if not 0 < getattr(self, name) < math.inf:
+        raise ValueError(
+          f'{name} is {getattr(self, name)}: give a finite number above 0'
+        )
 
   @property
   def layer_kinds(self) -> tuple[str, ...]:

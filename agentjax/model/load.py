@@ -66,14 +66,22 @@ def read_config(
     config = gguf_file.from_gguf(gguf_file.open_reader(path))
   else:
     file = path / 'config.json'
-    if not file.exists():
+    if not file.is_file():
       raise WeightsError(
         f'{path} has no config.json: name a directory with one, or a .gguf file'
       )
     try:
-      config = from_hf_config(json.loads(file.read_text()))
-    except json.JSONDecodeError as error:
-      raise WeightsError(f'{file} is not JSON ({error})') from error
+      values = json.loads(file.read_text('utf-8'))
+    except (ValueError, RecursionError, OSError) as error:
+      raise WeightsError(
+        f'{file} is not JSON ({error}): fetch it again'
+      ) from error
+    if not isinstance(values, dict):
+      raise WeightsError(
+        f'{file} is no JSON object but a {type(values).__name__}: fetch it '
+        'again'
+      )
+    config = from_hf_config(values)
   rows = config.vocab_size
   if vocab_size is not None and not 0 < vocab_size <= rows:
     raise ValueError(

@@ -85,8 +85,11 @@ def _files(directory: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
       'directory with one of them, or a .gguf file'
     )
   try:
-    weight_map = json.loads(index.read_text())['weight_map']
-  except (json.JSONDecodeError, KeyError) as error:
+    weight_map = json.loads(index.read_text('utf-8'))['weight_map']
+    if not all(isinstance(shard, str) for shard in weight_map.values()):
+      raise TypeError('a shard is no file name')
+  except (ValueError, KeyError, TypeError, AttributeError, OSError,
+          RecursionError) as error:  # fmt: skip
     raise WeightsError(
       f'{index} is not an index of safetensors ({error!r}): fetch it again'
     ) from error

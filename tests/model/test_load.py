@@ -236,6 +236,28 @@ def test_an_index_and_its_shards_belong_together(tmp_path):
     load.load_params(path, config)
 
 
+@pytest.mark.parametrize('data', [b'[1]', b'\xff\xfe', b'{', b'"x"', b''])
+@pytest.mark.parametrize('name', ['config.json', 'index'])
+def test_a_description_that_is_none_is_named(tmp_path, data, name):
+  shutil.copytree(DATA / 'llama', tmp_path / 'model')
+  path = tmp_path / 'model'
+  if name == 'index':
+    (path / 'model.safetensors').unlink()
+    name = 'model.safetensors.index.json'
+  config = load.read_config(path)
+  (path / name).write_bytes(data)
+  with pytest.raises(WeightsError, match=f'{path}/{name} is n.*fetch it again'):
+    load.load_params(path, config) if 'index' in name else load.read_config(
+      path
+    )
+  (path / name).unlink()
+  (path / name).mkdir()
+  with pytest.raises(WeightsError, match=str(path)):
+    load.load_params(path, config) if 'index' in name else load.read_config(
+      path
+    )
+
+
 def test_a_directory_without_a_model_is_named(tmp_path):
   with pytest.raises(WeightsError, match=f'{tmp_path} has no config.json'):
     load.read_config(tmp_path)
