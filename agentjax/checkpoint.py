@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,10 @@ from etils import epath
 
 from agentjax import storage
 from agentjax.model.config import ModelConfig
+
+
+class DamagedCheckpoint(ValueError):
+  """A checkpoint that cannot be read; the message names it and the remedy."""
 
 
 class Checkpoints:
@@ -106,24 +111,68 @@ class Checkpoints:
     Raises:
       storage.WorkdirMismatch: the checkpoint is of another model, or made
         with other facts; nothing was changed.
+      DamagedCheckpoint: files of it are missing, cut off or overwritten.
       ValueError: there is none.
     """
     step = self.latest if step is None else step
     if step is None:
       raise ValueError(f'there is no checkpoint in {self.path}')
-    meta = self._manager.restore(
-      step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-    )['meta']
-    self._check(meta.get('made_with', {}), step)
+    meta = self._meta(step)
+    self._check(meta['made_with'], step)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     try:
       state = self._manager.restore(
         step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
       )['state']
-    except ValueError as error:
+    except Exception as error:  # Orbax's and TensorStore's are of any kind
+      if self._fits(step, target, error):
+        raise self._damaged(step, error) from error
       # The model is the same, so it is the optimizer that has another shape.
       raise self._mismatch(step, f'its arrays do not fit: {error}') from error
     return state, meta
+
+  def _meta(self, step: int) -> dict[str, Any]:
+    try:
+      meta = self._manager.restore(
+        step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+      )['meta']
+    except Exception as error:  # of any kind, by what is damaged
+      raise self._damaged(step, error) from error
+    if not isinstance(meta, dict) or not isinstance(
+      meta.get('made_with'), dict
+    ):
+      raise self._damaged(
+        step, 'its meta says nothing of what it was made with'
+      )
+    return meta
+
+  def _fits(self, step: int, target: Any, error: Exception) -> bool:
+    """Whether arrays that could not be restored have the wanted shapes.
+
+    Then it is not the config that is wrong. Shapes that cannot be read are
+    damaged too.
+    """
+    if 'structures do not match' in str(error):
+      return False
+    try:
+      there = jax.tree.leaves(self._manager.item_metadata(step).state.tree)
+      found = Counter(tuple(x.shape) for x in there)
+    except Exception:  # as above
+      return True
+    return found == Counter(tuple(x.shape) for x in jax.tree.leaves(target))
+
+  def _damaged(self, step: int, why: object) -> DamagedCheckpoint:
+    before = [s for s in self._manager.all_steps() if s < step]
+    remedy = (
+      f'remove it, and the run goes on from step {max(before)}'
+      if before
+      else 'there is none before it: restore it, or choose another workdir'
+    )
+    said = ' '.join(str(why).split())
+    said = said if len(said) <= 300 else f'{said[:300]} ...'
+    return DamagedCheckpoint(
+      f'checkpoint {self.path}/{step} is damaged: {remedy} ({said})'
+    )
 
   def _check(self, found: Mapping[str, Any], step: int) -> None:
     differ = [

@@ -30,7 +30,11 @@ from agentjax import events, records, storage, types
 
 SCHEMA_VERSION = 1
 _KINDS = ('metrics', 'evaluations', 'trajectories')
+_OTHER_RELEASE = 'read it with the release that wrote it'
 _NAME = re.compile(r'step_(\d{8,})(?:\.p(\d{4,}))?\.jsonl')
+
+
+_PAGES = re.compile(r'step_(\d{8,})')
 
 
 class Recorder:
@@ -143,7 +147,8 @@ class Recorder:
 
     A run that resumes at the checkpoint of `step` calls it before it goes on,
     so that a repeated step does not stand twice. TensorBoard's events are made
-    anew from what remains.
+    anew from what remains; summary, curve and pages that were made of what is
+    gone go with it.
     """
     gone = []
     for kind in _KINDS:
@@ -154,8 +159,18 @@ class Recorder:
           storage.remove(path.with_suffix('.npz'))
           gone.append(f'{kind}/{name}')
     if self._process == 0:
+      if gone:
+        self._forget_pictures(step)
       events.rebuild(self.workdir, read_metrics(self.workdir))
     return gone
+
+  def _forget_pictures(self, step: int) -> None:
+    for name in ('summary.json', 'learning_curve.png'):
+      storage.remove(self.workdir / name)
+    pages = self.workdir / 'pages'
+    for name in storage.names(pages):
+      if (match := _PAGES.fullmatch(name)) and int(match[1]) > step:
+        storage.remove(pages / name)
 
   def _path(self, kind: str, step: int) -> epath.Path:
     if step < 0:
@@ -177,7 +192,19 @@ def read_evaluations(workdir: epath.PathLike) -> list[dict[str, Any]]:
 def read_vocabulary(workdir: epath.PathLike) -> list[str] | None:
   """The text of each token id, or None if it was not recorded."""
   path = epath.Path(workdir) / 'vocabulary.json'
-  return storage.read_json(path) if path.exists() else None
+  if not path.exists():
+    return None
+  pieces = storage.read_json(path)
+  if not isinstance(pieces, list) or not all(
+    isinstance(p, str) for p in pieces
+  ):
+    raise storage.Unreadable(path, 'not a list of texts')
+  return pieces
+
+
+def recorded_steps(workdir: epath.PathLike) -> list[int]:
+  """The steps of which anything stands in a workdir."""
+  return sorted({f[0] for kind in _KINDS for f in _files(workdir, kind)})
 
 
 def trajectory_steps(workdir: epath.PathLike) -> list[int]:
@@ -194,7 +221,8 @@ def read_trajectories(
 
   Raises:
     FileNotFoundError: none were recorded; the message has the steps that were.
-    ValueError: another schema version, or files that do not belong together.
+    storage.Unreadable: another schema version, damaged files, or files that do
+      not belong together.
   """
   files = [f for f in _files(workdir, 'trajectories') if f[0] == step]
   if not files:
@@ -207,21 +235,36 @@ def read_trajectories(
   advantages: dict[str, np.ndarray] = {}
   for _, _, name in files:
     path = epath.Path(workdir) / 'trajectories' / name
-    rows = storage.read_jsonl(path)
+    rows = _rows(path)
+    if not path.with_suffix('.npz').exists():
+      raise storage.Unreadable(path, 'the .npz file beside it is missing')
     arrays = storage.read_npz(path.with_suffix('.npz'))
     members: dict[int, list[types.Trajectory]] = {}
-    for row in rows:
-      n = sum(s['n'] for s in row['segments'])
-      span = slice(row['offset'], row['offset'] + n)
-      mine = {k: v[span] for k, v in arrays.items()}
-      trajectory = records.trajectory_from_record(row, mine)
-      members.setdefault(row['group'], []).append(trajectory)
-      if row['has_advantages']:
-        advantages[trajectory.id] = mine['advantages']
+    for i, row in enumerate(rows, 1):
+      try:
+        trajectory, advantage = _trajectory(row, arrays)
+        members.setdefault(row['group'], []).append(trajectory)
+      except (KeyError, TypeError, ValueError, IndexError) as e:
+        raise storage.Unreadable(
+          path, f'line {i} and its .npz file are no trajectory ({e!r})'
+        ) from e
+      if advantage is not None:
+        advantages[trajectory.id] = advantage
     groups += [
       types.Group(m[0].task, m[0].draw, tuple(m)) for m in members.values()
     ]
   return groups, advantages
+
+
+def _trajectory(
+  row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[types.Trajectory, np.ndarray | None]:
+  """A trajectory and its advantages, out of the arrays of all."""
+  n = sum(s['n'] for s in row['segments'])
+  span = slice(row['offset'], row['offset'] + n)
+  mine = {k: v[span] for k, v in arrays.items()}
+  trajectory = records.trajectory_from_record(row, mine)
+  return trajectory, mine['advantages'] if row['has_advantages'] else None
 
 
 def _advantages(
@@ -249,13 +292,28 @@ def _read_rows(workdir: epath.PathLike, kind: str) -> list[dict[str, Any]]:
   rows = []
   for _, _, name in _files(workdir, kind):
     path = epath.Path(workdir) / kind / name
-    for row in storage.read_jsonl(path):
-      if row.get('schema') != SCHEMA_VERSION:
-        raise ValueError(
-          f'{path} has schema version {row.get("schema")!r}, this code reads '
-          f'{SCHEMA_VERSION}: read it with the release that wrote it'
-        )
-      rows.append(row)
+    found = _rows(path)
+    if kind == 'metrics' and len(found) != 1:
+      raise storage.Unreadable(path, f'{len(found)} lines, not one')
+    rows += found
+  return rows
+
+
+def _rows(path: epath.Path) -> list[dict[str, Any]]:
+  """The lines of a record, each an object of this schema."""
+  rows = storage.read_jsonl(path)
+  for i, row in enumerate(rows, 1):
+    if not isinstance(row, dict):
+      raise storage.Unreadable(path, f'line {i} is no JSON object')
+    if row.get('schema') != SCHEMA_VERSION:
+      raise storage.Unreadable(
+        path,
+        f'line {i} has schema version {row.get("schema")!r}, this code reads '
+        f'{SCHEMA_VERSION}',
+        _OTHER_RELEASE,
+      )
+    if type(row.get('step')) is not int:
+      raise storage.Unreadable(path, f'line {i} says no step')
   return rows
 
 

@@ -16,8 +16,8 @@ import json
 import math
 import os
 import re
-import socket
-import time
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -32,12 +32,25 @@ class StorageFull(OSError):
   """The disk or the quota is full; files under final names are whole."""
 
 
-class WorkdirLocked(RuntimeError):
-  """Another process works in this workdir."""
-
-
 class WorkdirMismatch(ValueError):
   """What stands in this workdir is of another run."""
+
+
+class Unusable(OSError):
+  """A path that cannot hold files; the message names it, and the remedy."""
+
+
+class Unreadable(ValueError):
+  """A file is not what this code writes; its message names file and remedy."""
+
+  def __init__(
+    self,
+    path: epath.PathLike,
+    why: object,
+    remedy: str = 'the file was cut off, or changed by something else; restore '
+    'it, or remove it to go without',
+  ):
+    super().__init__(f'{os.fspath(path)}: {why}: {remedy}')
 
 
 def is_bucket(path: epath.PathLike) -> bool:
@@ -97,6 +110,28 @@ def full_disk_named(path: epath.PathLike) -> Iterator[None]:
     ) from e
 
 
+@contextlib.contextmanager
+def unusable_named(path: epath.PathLike, remedy: str) -> Iterator[None]:
+  """Raises Unusable, with `path` and `remedy`, where no file can be."""
+  try:
+    yield
+  except (StorageFull, Unusable):
+    raise
+  except ImportError as e:  # gs:// without its package; the text names it
+    raise Unusable(f'{os.fspath(path)} cannot be used: {e}') from e
+  except KeyError as e:  # how epath says that it does not know a scheme
+    scheme = os.fspath(path).split('://')[0]
+    raise Unusable(
+      f'{os.fspath(path)} cannot be used: {scheme}:// is no kind of path that '
+      f'is known: {remedy}'
+    ) from e
+  except OSError as e:
+    at = os.fspath(e.filename or path)
+    raise Unusable(
+      f'{os.fspath(path)} cannot be used: {at}: {e.strerror or e}: {remedy}'
+    ) from e
+
+
 def write_text(path: epath.PathLike, text: str) -> None:
   """Writes UTF-8 text; as `write_bytes`. Lone surrogates become '?'."""
   write_bytes(path, text.encode('utf-8', errors='replace'))
@@ -127,14 +162,40 @@ def write_npz(path: epath.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
   write_bytes(path, buffer.getvalue())
 
 
+# zlib, zipfile and NumPy each have their own; a .npy file has no `files`.
+_NO_NPZ = (
+  ValueError,
+  EOFError,
+  OSError,
+  AttributeError,
+  KeyError,
+  NotImplementedError,
+  zipfile.BadZipFile,
+  zlib.error,
+)
+
+
 def read_npz(path: epath.PathLike) -> dict[str, np.ndarray]:
-  with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as arrays:
-    return {name: arrays[name] for name in arrays.files}
+  """Inverse of `write_npz`.
+
+  Raises:
+    Unreadable: it is no such file.
+  """
+  data = io.BytesIO(read_bytes(path))
+  try:
+    with np.load(data, allow_pickle=False) as arrays:
+      return {name: arrays[name] for name in arrays.files}
+  except _NO_NPZ as e:
+    raise Unreadable(path, f'not an npz file ({e})') from e
 
 
 def remove(path: epath.PathLike) -> None:
-  """Removes a file; no error if there is none."""
-  epath.Path(path).unlink(missing_ok=True)
+  """Removes a file or a directory of them; no error if there is none."""
+  path = epath.Path(path)
+  if path.is_dir():
+    path.rmtree()
+  else:
+    path.unlink(missing_ok=True)
 
 
 def names(directory: epath.PathLike) -> list[str]:
@@ -239,7 +300,15 @@ def write_json(path: epath.PathLike, value: Any) -> None:
 
 
 def read_json(path: epath.PathLike) -> Any:
-  return parse_json(read_bytes(path))
+  """Inverse of `write_json`.
+
+  Raises:
+    Unreadable: it is not JSON.
+  """
+  try:
+    return parse_json(read_bytes(path))
+  except (ValueError, RecursionError) as e:
+    raise Unreadable(path, f'not JSON ({e})') from e
 
 
 def write_jsonl(path: epath.PathLike, rows: Iterable[Any]) -> None:
@@ -251,7 +320,7 @@ def read_jsonl(path: epath.PathLike) -> list[Any]:
   """Inverse of `write_jsonl`.
 
   Raises:
-    ValueError: a line is not JSON; the message names file and line.
+    Unreadable: a line is not JSON; the message names file and line.
   """
   rows = []
   # Split at the newline alone: text may hold other line separators.
@@ -260,98 +329,6 @@ def read_jsonl(path: epath.PathLike) -> list[Any]:
       continue
     try:
       rows.append(parse_json(line))
-    except ValueError as e:
-      raise ValueError(
-        f'{os.fspath(path)}, line {i} is not JSON ({e}): the file was changed '
-        'by something else; restore or remove it'
-      ) from e
+    except (ValueError, RecursionError) as e:
+      raise Unreadable(path, f'line {i} is not JSON ({e})') from e
   return rows
-
-
-# ---- one run a workdir -----------------------------------------------------
-
-
-class WorkdirLock:
-  """Keeps a second process out of a workdir, as a context manager.
-
-  On a local file system this is flock on `<workdir>/.lock`: the kernel frees
-  it when the process ends in any way, kill -9 included, and children made by
-  fork do not keep it. A killed process holds it until the kernel has freed its
-  memory, so entering waits `patience` seconds for it. On a bucket there is no
-  lock: one run a workdir is the launcher's duty there.
-
-  Raises:
-    WorkdirLocked: on entering, if another process holds it and goes on to; the
-      message has its pid and host, and what to do.
-  """
-
-  def __init__(self, workdir: epath.PathLike, patience: float = 2.0):
-    self._path = epath.Path(workdir) / '.lock'
-    self._patience = patience
-    self._file = None
-
-  def __enter__(self) -> WorkdirLock:
-    if self._file is not None:
-      raise RuntimeError(f'{self._path} is entered twice: make a new lock')
-    if is_bucket(self._path):
-      return self
-    with full_disk_named(self._path):
-      self._path.parent.mkdir(parents=True, exist_ok=True)
-      # Opened for append: it must not lose its owner's name before it is ours.
-      file = open(self._path, 'a+', encoding='utf-8')
-    try:
-      if not self._obtain(file):
-        file.seek(0)
-        owner = file.read().strip() or 'an unnamed process'
-        raise WorkdirLocked(
-          f'{self._path.parent} is in use by {owner}: wait for it, stop it, or '
-          'choose another workdir'
-        )
-    except BaseException:
-      file.close()
-      raise
-    self._file = file
-    _HELD.add(self)
-    with contextlib.suppress(OSError):  # the name is a courtesy, the lock holds
-      file.truncate(0)
-      file.write(f'pid {os.getpid()} on host {socket.gethostname()}\n')
-      file.flush()
-    return self
-
-  def __exit__(self, *unused) -> None:
-    self._close()
-
-  def _obtain(self, file) -> bool:
-    import fcntl  # not on every system that can read a workdir
-
-    deadline = time.monotonic() + self._patience
-    while True:
-      try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-      except BlockingIOError:
-        if time.monotonic() >= deadline:
-          return False
-        time.sleep(0.02)
-
-  def _close(self) -> None:
-    _HELD.discard(self)
-    if self._file is not None:
-      with contextlib.suppress(OSError):
-        self._file.close()
-      self._file = None
-
-
-# Strong references: a lock is held until its exit, not until it is collected.
-_HELD: set[WorkdirLock] = set()
-
-
-def _close_in_child() -> None:
-  # flock belongs to the open file, which a forked child shares: a tool worker
-  # that outlives a killed trainer would keep the workdir locked.
-  for lock in tuple(_HELD):
-    lock._close()
-
-
-if hasattr(os, 'register_at_fork'):
-  os.register_at_fork(after_in_child=_close_in_child)

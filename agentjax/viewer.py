@@ -138,6 +138,8 @@ def _show(text: object) -> str:
 
 
 def _number(value: float, digits: int = 3) -> str:
+  if not isinstance(value, (int, float, np.number)):
+    return str(value)  # of a record that something else wrote
   return f'{value:.{digits}f}'.replace('-', '−')
 
 
@@ -317,13 +319,21 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--step', type=int, help='default: the last one')
   parser.add_argument('--out', help='directory for the pages')
   args = parser.parse_args(argv)
-  steps = recorder.trajectory_steps(args.workdir)
-  step = args.step
-  if step is None and steps:
-    step = steps[-1]
   try:
-    print(write_pages(args.workdir, -1 if step is None else step, args.out))
-  except FileNotFoundError as e:
+    with storage.unusable_named(args.workdir, 'name the workdir of a run'):
+      steps = recorder.trajectory_steps(args.workdir)
+    step = args.step
+    if step is None:
+      step = steps[-1] if steps else -1
+    if step not in steps:
+      recorder.read_trajectories(args.workdir, step)  # says which there are
+    out = args.out or args.workdir
+    with storage.unusable_named(out, 'give another directory with --out'):
+      print(write_pages(args.workdir, step, args.out))
+  except storage.Unusable as e:
+    print(e, file=sys.stderr)
+    return 2
+  except (FileNotFoundError, storage.Unreadable, storage.StorageFull) as e:
     print(e, file=sys.stderr)
     return 1
   return 0

@@ -1,6 +1,7 @@
 """Checkpoints: round trips, refusals, and what a kill or a full disk leaves."""
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tiny_run
 from disks import small_disk
 
 from agentjax import storage
-from agentjax.checkpoint import Checkpoints
+from agentjax.checkpoint import Checkpoints, DamagedCheckpoint
 from agentjax.learner import Learner, adamw
 
 CONFIG = tiny_model.PLAIN
@@ -111,6 +112,82 @@ def test_another_optimizer_is_refused(tmp_path):
   checkpoints.save(3, {'learner': state()}, {})
   with pytest.raises(storage.WorkdirMismatch, match='its arrays do not fit'):
     checkpoints.restore({'learner': state(optimizer=optax.sgd(1.0))})
+  checkpoints.close()
+
+
+def cut(path):
+  for file in path.rglob('*'):
+    if file.is_file() and file.parent.name == 'd':
+      file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def overwritten(path):
+  for file in path.rglob('*'):
+    if file.is_file() and file.parent.name == 'd':
+      file.write_bytes(b'\xff' * file.stat().st_size)
+
+
+def without(*names):
+  def remove(path):
+    for name in names:
+      shutil.rmtree(path / name)
+
+  return remove
+
+
+def written(name, text):
+  return lambda path: (path / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [
+    cut,
+    overwritten,
+    without('state'),
+    without('meta'),
+    without('state', 'meta'),
+    written('meta/metadata', '{"a'),
+    written('meta/metadata', '[1]'),
+    written('meta/metadata', '{}'),
+    written('state/_METADATA', 'x'),
+    written('state/manifest.ocdbt', 'x'),
+  ],
+)
+def test_a_damaged_checkpoint_is_no_fault_of_the_config(tmp_path, damage):
+  checkpoints = Checkpoints(tmp_path, CONFIG)
+  for step in (4, 5):
+    checkpoints.save(step, {'x': jnp.arange(3000.0)}, {'step': step})
+  checkpoints.close()
+  damage(tmp_path / 'checkpoints/5')
+  again = Checkpoints(tmp_path, CONFIG)
+  like = {'x': jnp.zeros(3000)}
+  with pytest.raises(DamagedCheckpoint) as error:
+    again.restore(like)
+  said = str(error.value)
+  assert said.startswith(
+    f'checkpoint {tmp_path}/checkpoints/5 is damaged: remove it, and the run '
+    'goes on from step 4 ('
+  )
+  assert '\n' not in said and len(said) < 600
+  again.close()
+  # The remedy is one.
+  shutil.rmtree(tmp_path / 'checkpoints/5')
+  last = Checkpoints(tmp_path, CONFIG)
+  found, meta = last.restore(like)
+  assert meta['step'] == 4 and found['x'][7] == 7
+  cut(tmp_path / 'checkpoints/4')
+  with pytest.raises(DamagedCheckpoint, match='damaged: there is none before'):
+    last.restore(like)
+  last.close()
+
+
+def test_arrays_of_another_shape_are_the_configs_fault(tmp_path):
+  checkpoints = Checkpoints(tmp_path, CONFIG)
+  checkpoints.save(5, {'x': jnp.arange(3000.0)}, {})
+  for like in ({'x': jnp.zeros(30)}, {'y': jnp.zeros(3000)}):
+    with pytest.raises(storage.WorkdirMismatch, match='arrays do not fit'):
+      checkpoints.restore(like)
   checkpoints.close()
 
 

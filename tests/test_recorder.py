@@ -179,6 +179,77 @@ def test_another_schema_is_refused(tmp_path):
     recorder.read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize(
+  ('name', 'text', 'said'),
+  [
+    ('metrics', '{"schema": 1, "st', 'line 1 is not JSON'),
+    ('metrics', '', '0 lines, not one'),
+    ('metrics', '[1]\n', 'line 1 is no JSON object'),
+    ('metrics', '{"schema": 1}\n', 'line 1 says no step'),
+    ('evaluations', '3\n', 'line 1 is no JSON object'),
+    ('trajectories', '{"schema": 1, "step": 2}\n', 'line 1 and its .npz file'),
+    ('trajectories', '[]\n', 'line 1 is no JSON object'),
+    ('trajectories', '{"schema": 9, "step": 2}\n', 'schema version 9, this'),
+  ],
+)
+def test_a_damaged_record_is_named_with_the_remedy(tmp_path, name, text, said):
+  r = recorder.Recorder(tmp_path)
+  r.metrics(2, {'x': 1})
+  r.evaluation(2, [{'x': 1}])
+  r.trajectories(2, [group(trajectory())])
+  path = tmp_path / name / 'step_00000002.jsonl'
+  path.write_text(text)
+  read = {
+    'metrics': recorder.read_metrics,
+    'evaluations': recorder.read_evaluations,
+    'trajectories': lambda w: recorder.read_trajectories(w, 2),
+  }[name]
+  with pytest.raises(storage.Unreadable) as error:
+    read(tmp_path)
+  assert str(error.value).startswith(f'{path}: ') and said in str(error.value)
+  assert 'it' in str(error.value).split(': ')[-1]  # the remedy
+
+
+def test_damaged_arrays_of_a_record_are_named(tmp_path):
+  r = recorder.Recorder(tmp_path)
+  r.trajectories(2, [group(trajectory())])
+  path = tmp_path / 'trajectories/step_00000002.npz'
+  whole = path.read_bytes()
+  path.write_bytes(whole[: len(whole) // 2])
+  with pytest.raises(storage.Unreadable, match='2.npz: not an npz file'):
+    recorder.read_trajectories(tmp_path, 2)
+  arrays = {'tokens': np.arange(3)}
+  storage.write_npz(path, arrays)
+  with pytest.raises(storage.Unreadable, match='2.jsonl: line 1 and its .npz'):
+    recorder.read_trajectories(tmp_path, 2)
+  path.unlink()
+  with pytest.raises(storage.Unreadable, match='the .npz file beside it is mi'):
+    recorder.read_trajectories(tmp_path, 2)
+
+
+@pytest.mark.parametrize('text', ['["a', '{}', '[1]'])
+def test_a_damaged_vocabulary_is_named(tmp_path, text):
+  (tmp_path / 'vocabulary.json').write_text(text)
+  with pytest.raises(storage.Unreadable, match='vocabulary.json: not '):
+    recorder.read_vocabulary(tmp_path)
+
+
+def test_what_was_made_of_forgotten_records_goes_too(tmp_path):
+  made = ('summary.json', 'learning_curve.png', 'pages/step_00000003/a.html',
+          'pages/step_00000002/a.html')  # fmt: skip
+  r = recorder.Recorder(tmp_path)
+  for step in (1, 2, 3):
+    r.metrics(step, {'x': 1})
+  for name in made:
+    storage.write_text(tmp_path / name, '')
+  assert r.forget_after(3) == []
+  assert all((tmp_path / name).exists() for name in made)
+  assert r.forget_after(2) == ['metrics/step_00000003.jsonl']
+  assert [(tmp_path / n).exists() for n in made] == [False] * 3 + [True]
+  assert not (tmp_path / 'pages/step_00000003').exists()
+  assert recorder.recorded_steps(tmp_path) == [1, 2]
+
+
 def test_hosts_of_a_pod_do_not_write_over_each_other(tmp_path):
   for process in (0, 1):
     r = recorder.Recorder(tmp_path, process=process)

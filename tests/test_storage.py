@@ -1,4 +1,4 @@
-"""Whole files on real disks: full, killed, locked, and in a bucket."""
+"""Whole files on real disks: full, killed, and in a bucket."""
 
 import errno
 import json
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 
 import fsspec
 import numpy as np
@@ -18,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentjax import storage
+from agentjax import storage, workdir
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -127,7 +126,7 @@ def test_nesting_cannot_overflow_the_stack():
 
 def test_a_broken_line_is_named(tmp_path):
   (tmp_path / 'r.jsonl').write_text('{"a": 1}\n{"a":')
-  with pytest.raises(ValueError, match=r'r\.jsonl, line 2 is not JSON'):
+  with pytest.raises(ValueError, match=r'r\.jsonl: line 2 is not JSON'):
     storage.read_jsonl(tmp_path / 'r.jsonl')
 
 
@@ -170,7 +169,7 @@ def test_a_write_cut_short_by_a_limit_leaves_no_half(tmp_path):
   # Needs no root: the kernel cuts the process's files at 4 KiB.
   code = f"""
     import resource
-    from agentjax import storage
+    from agentjax import storage, workdir
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     storage.write_bytes({str(tmp_path / 'small')!r}, b'x' * 4096)
     try:
@@ -187,7 +186,7 @@ def test_kill_during_a_write_leaves_the_old_file(tmp_path):
   storage.write_text(path, 'old')
   code = f"""
     import os, signal
-    from agentjax import storage
+    from agentjax import storage, workdir
     # The last moment at which the new file may be lost: before the rename.
     os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
     storage.write_text({str(path)!r}, 'new')
@@ -200,62 +199,37 @@ def test_kill_during_a_write_leaves_the_old_file(tmp_path):
   assert os.listdir(tmp_path) == ['f']
 
 
+@pytest.mark.parametrize(
+  'data', [b'', b'PK\x03\x04', b'\x93NUMPY\x01\x00', b'junk', b'whole'[:2]]
+)
+def test_a_damaged_array_file_is_named(tmp_path, data):
+  path = tmp_path / 'a.npz'
+  path.write_bytes(data)
+  with pytest.raises(storage.Unreadable, match=r'a\.npz: not an npz file'):
+    storage.read_npz(path)
+  storage.write_npz(path, {'x': np.arange(1000), 'y': np.zeros(3)})
+  whole = path.read_bytes()
+  for cut in (len(whole) // 2, len(whole) - 30):
+    path.write_bytes(whole[:cut])
+    with pytest.raises(storage.Unreadable, match='restore it, or remove it'):
+      storage.read_npz(path)
+  middle = len(whole) // 4
+  path.write_bytes(whole[:middle] + b'\xff' * 40 + whole[middle + 40 :])
+  with pytest.raises(storage.Unreadable, match='restore it, or remove it'):
+    storage.read_npz(path)
+
+
+@pytest.mark.parametrize('data', [b'', b'{"a', b'\xff', b'[' * 100_000])
+def test_a_damaged_json_file_is_named(tmp_path, data):
+  (tmp_path / 'a.json').write_bytes(data)
+  with pytest.raises(storage.Unreadable, match=r'a\.json: not JSON'):
+    storage.read_json(tmp_path / 'a.json')
+
+
 def test_names_of_a_directory_that_is_not_there(tmp_path):
   assert storage.names(tmp_path / 'no') == []
   assert storage.remove_leftovers(tmp_path / 'no') == []
   storage.remove(tmp_path / 'no' / 'file')
-
-
-def test_lock_names_its_owner_and_is_freed_on_exit(tmp_path):
-  with storage.WorkdirLock(tmp_path / 'run'):
-    with pytest.raises(storage.WorkdirLocked) as error:
-      with storage.WorkdirLock(tmp_path / 'run'):
-        pass
-    message = str(error.value)
-    assert f'pid {os.getpid()} on host ' in message
-    assert str(tmp_path / 'run') in message
-    assert 'choose another workdir' in message
-  with storage.WorkdirLock(tmp_path / 'run'):
-    pass
-
-
-def test_lock_waits_for_a_holder_that_is_going_away(tmp_path):
-  holder = storage.WorkdirLock(tmp_path)
-  holder.__enter__()
-  timer = threading.Timer(0.3, holder.__exit__)
-  timer.start()
-  with pytest.raises(storage.WorkdirLocked):
-    storage.WorkdirLock(tmp_path, patience=0).__enter__()
-  with storage.WorkdirLock(tmp_path, patience=60):
-    pass
-  timer.join()
-
-
-def test_lock_of_a_killed_process_is_free_though_its_child_lives(tmp_path):
-  code = f"""
-    import os, sys, time
-    from agentjax import storage
-    storage.WorkdirLock({str(tmp_path)!r}).__enter__()
-    if not (child := os.fork()):
-      time.sleep(60)
-    print(child, flush=True)
-    time.sleep(60)
-  """
-  holder = _start(code)
-  child = int(holder.stdout.readline())
-  try:
-    with pytest.raises(storage.WorkdirLocked, match=f'pid {holder.pid} on'):
-      storage.WorkdirLock(tmp_path).__enter__()
-    holder.kill()
-    holder.wait(timeout=10)
-    os.kill(child, 0)  # the child is still there
-    with storage.WorkdirLock(tmp_path):
-      pass
-  finally:
-    os.kill(child, signal.SIGKILL)
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
 
 
 @pytest.fixture
@@ -288,7 +262,7 @@ def test_a_bucket_holds_whole_objects_and_no_lock(bucket):
   assert storage.names(f'{bucket}/metrics') == ['a', 'b.jsonl', 'c.npz']
   storage.remove(f'{bucket}/metrics/a')
   assert storage.names(f'{bucket}/metrics') == ['b.jsonl', 'c.npz']
-  with storage.WorkdirLock(bucket), storage.WorkdirLock(bucket):
+  with workdir.WorkdirLock(bucket), workdir.WorkdirLock(bucket):
     assert storage.names(bucket) == ['metrics']
 
 
@@ -300,13 +274,4 @@ def _python(code, check=True):
     text=True,
     check=check,
     timeout=60,
-  )
-
-
-def _start(code):
-  return subprocess.Popen(
-    [sys.executable, '-c', textwrap.dedent(code)],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    text=True,
   )

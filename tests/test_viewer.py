@@ -191,3 +191,26 @@ def test_command_line_names_what_is_missing(tmp_path, capsys):
   recorder.Recorder(tmp_path).trajectories(2, [])
   assert viewer.main(['--workdir', str(tmp_path), '--step', '9']) == 1
   assert 'recorded are 2' in capsys.readouterr().err
+
+
+def test_command_line_refuses_where_no_page_can_be(tmp_path, capsys):
+  recorder.Recorder(tmp_path).trajectories(2, [])
+  (tmp_path / 'file').write_text('mine')
+  for out in ('file', 'file/under'):
+    argv = ['--workdir', str(tmp_path), '--out', str(tmp_path / out)]
+    assert viewer.main(argv) == 2
+    err = capsys.readouterr().err
+    assert 'give another directory with --out' in err and err.count('\n') == 1
+  assert (tmp_path / 'file').read_text() == 'mine'
+  assert viewer.main(['--workdir', 'foo://a']) == 2
+  assert 'name the workdir of a run' in capsys.readouterr().err
+  assert viewer.main(['--workdir', str(tmp_path / 'file')]) in (1, 2)
+  assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_command_line_names_a_damaged_record(tmp_path, capsys):
+  recorder.Recorder(tmp_path).trajectories(2, [])
+  (tmp_path / 'vocabulary.json').write_text('[')
+  assert viewer.main(['--workdir', str(tmp_path)]) == 1
+  err = capsys.readouterr().err
+  assert 'vocabulary.json: not JSON' in err and err.count('\n') == 1
