@@ -9,12 +9,15 @@ training.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from agentjax.records import task_to_json
 from agentjax.rollout.collect import collect
 from agentjax.types import Group, Status, Task
 
@@ -96,6 +99,12 @@ def score(groups: Sequence[Group]) -> Evaluation:
     statuses,
     float(np.mean(rewards)) if rewards else 0.0,
   )
+
+
+def fingerprint(tasks: Sequence[Task]) -> str:
+  """Tells one set of tasks from another."""
+  text = json.dumps([task_to_json(t) for t in tasks], sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def rows(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,12 @@ from etils import epath
 from agentjax import storage
 
 _REWARD, _SUCCESS, _EVALUATION = '#b4610d', '#1f66b0', '#3a7d44'
+# How a row's 'when' is said; {} is the method.
+_WHEN = {
+  'untrained': 'untrained\n',
+  'before': 'before {}\n',
+  'after': 'after {}\n',
+}
 _GREY = '#5c6670'
 
 
@@ -28,6 +35,7 @@ def learning_curve(
   reward: str = 'reward',
   success: str = 'success',
   title: str = '',
+  method: str = 'RL',
 ) -> None:
   """Draws reward and success in training, and evaluations as bars, to a PNG.
 
@@ -39,6 +47,7 @@ def learning_curve(
       where several sets are evaluated. Of each name the first and the last
       step are drawn.
     path: where the PNG goes.
+    method: what the cold start is told apart from, as it is called.
   """
   # Not pyplot: no window system, no global state, safe in any thread.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -51,8 +60,8 @@ def learning_curve(
     axes.spines[['top', 'right']].set_visible(False)
     axes.grid(axis='y', color='#d9dee3', linewidth=0.7)
     axes.set_axisbelow(True)
-  _draw_training(curve, metrics, reward, success)
-  _draw_evaluations(bars, _first_and_last(evaluations))
+  _draw_training(curve, metrics, reward, success, method)
+  _draw_evaluations(bars, _first_and_last(evaluations), method)
   if title:
     figure.suptitle(title, fontsize=11)
   png = io.BytesIO()
@@ -60,11 +69,15 @@ def learning_curve(
   storage.write_bytes(path, png.getvalue())
 
 
-def _draw_training(axes, metrics, reward: str, success: str) -> None:
+def _draw_training(
+  axes, metrics, reward: str, success: str, method: str
+) -> None:
   drawn = False
-  for name, label, color in (
-    (reward, 'mean reward', _REWARD),
-    (success, 'success rate', _SUCCESS),
+  # Where a reward is 1 for success the two are one line: the second has gaps,
+  # through which the first is seen.
+  for name, label, color, line in (
+    (reward, 'mean reward', _REWARD, '-'),
+    (success, 'success rate', _SUCCESS, (0, (4, 3))),
   ):
     steps = [row['step'] for row in metrics]
     values = [_finite(row.get(name)) for row in metrics]
@@ -81,9 +94,22 @@ def _draw_training(axes, metrics, reward: str, success: str) -> None:
       linewidth=1,
       marker='o' if few else None,
       markersize=3,
+      linestyle=line,
     )
-    axes.plot(steps, _smooth(values), color=color, linewidth=2.2, label=label)
-  axes.set_xlabel('training step')
+    axes.plot(
+      steps,
+      _smooth(values),
+      color=color,
+      linewidth=2.2,
+      linestyle=line,
+      label=label,
+    )
+  cold = [r['step'] for r in metrics if r.get('phase') == 'cold_start']
+  axes.set_xlabel(
+    f'step ({method} after a cold start of {max(cold)} steps)'
+    if cold
+    else f'step of {method}'
+  )
   axes.set_ylabel('per step, with running mean')
   axes.set_title('Training', fontsize=10, color=_GREY, loc='left')
   if drawn:
@@ -93,7 +119,9 @@ def _draw_training(axes, metrics, reward: str, success: str) -> None:
     _say(axes, 'no training steps yet')
 
 
-def _draw_evaluations(axes, rows: Sequence[Mapping[str, Any]]) -> None:
+def _draw_evaluations(
+  axes, rows: Sequence[Mapping[str, Any]], method: str
+) -> None:
   axes.set_title('Evaluation', fontsize=10, color=_GREY, loc='left')
   axes.set_ylabel('success rate')
   axes.set_ylim(0, 1.08)
@@ -127,7 +155,8 @@ def _draw_evaluations(axes, rows: Sequence[Mapping[str, Any]]) -> None:
         fontsize=9,
       )
     name = f'{row["name"]}\n' if several and row.get('name') else ''
-    labels.append(f'{name}step {row["step"]}')
+    when = _WHEN.get(str(row.get('when')), '').format(method)
+    labels.append(f'{name}{when}step {row["step"]}')
   axes.set_xticks(range(len(rows)), labels, fontsize=9)
   axes.set_xlim(-0.7, max(1.0, len(rows) - 1) + 0.7)
 
@@ -166,7 +195,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _finite(value: Any) -> float:
-  if value is None or isinstance(value, str):
+  if not isinstance(value, numbers.Real):
     return math.nan
   value = float(value)
   return value if math.isfinite(value) else math.nan

@@ -21,7 +21,7 @@ class Progress:
     total: number of steps, those before a resume included.
     stream: where to print; stderr if None.
     every: seconds between lines where the stream is no terminal; the first
-      and the last step are always printed.
+      and the last step are always printed, and any that skips an update.
     clock: seconds that only go forward.
   """
 
@@ -38,9 +38,9 @@ class Progress:
     self._every = every
     self._clock = clock
     self._terminal = self._stream.isatty()
-    self._start = self._last = clock()
+    self._start = self._last = self._paced = clock()
     self._printed = -math.inf
-    self._done = 0
+    self._done = self._skipped = 0
     self._width = 0
 
   def __enter__(self) -> Progress:
@@ -50,6 +50,15 @@ class Progress:
     if self._terminal and self._width:
       self._stream.write('\n')
       self._stream.flush()
+
+  def begin(self) -> None:
+    """Tells that steps come next: what was before them is not their pace."""
+    self._last = self._paced = self._clock()
+    self._done = 0
+
+  def done(self) -> None:
+    """Tells that nothing is left to do."""
+    self.note(f'done in {_duration(self._clock() - self._start)}')
 
   def note(self, text: str) -> None:
     """Prints a line of its own, where the rewritten one does not cover it."""
@@ -66,11 +75,13 @@ class Progress:
     success: float | None = None,
     kl: float | None = None,
     tokens: int | None = None,
+    skipped: int = 0,
   ) -> None:
     """Tells that step number `step` (from 1) is done.
 
-    `tokens` counts those of this step alone. What is None is not shown. The
-    time left is reckoned from the steps that this process has done.
+    `tokens` counts those of this step alone, `skipped` the updates of the
+    whole run that came to nothing. What is None or 0 skipped is not shown. The
+    time left is reckoned from the steps since `begin`.
     """
     now = self._clock()
     self._done += 1
@@ -85,14 +96,17 @@ class Progress:
     if tokens is not None:
       rate = tokens / max(now - self._last, 1e-9)
       parts.append(f'{rate:,.0f} tokens/s')
-    left = (now - self._start) / self._done * (self._total - step)
-    parts.append(
-      f'{_duration(left)} left'
-      if step < self._total
-      else f'done in {_duration(now - self._start)}'
-    )
+    if skipped:
+      parts.append(f'{skipped} updates skipped')
+    if step < self._total:
+      left = (now - self._paced) / self._done * (self._total - step)
+      parts.append(f'{_duration(left)} left')
+    else:
+      parts.append('the last step')
     self._last = now
-    self._print('  '.join(parts), now, step in (1, self._total))
+    always = step in (1, self._total) or skipped > self._skipped
+    self._skipped = skipped
+    self._print('  '.join(parts), now, always)
 
   def _print(self, line: str, now: float, always: bool) -> None:
     if self._terminal:

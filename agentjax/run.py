@@ -9,53 +9,56 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
-from agentjax import compiles, plots, progress, storage, tally, viewer
+from agentjax import (
+  compiles,
+  credit,
+  guards,
+  ledger,
+  progress,
+  storage,
+  tally,
+)
 from agentjax.checkpoint import Checkpoints
 from agentjax.curriculum import Curriculum
-from agentjax.evaluate import evaluate, failure_rate, rows
+from agentjax.evaluate import evaluate, fingerprint, rows
 from agentjax.learner import Learner, State
 from agentjax.model import transformer
-from agentjax.recorder import (
-  Recorder,
-  read_evaluations,
-  read_metrics,
-  trajectory_steps,
-)
+from agentjax.recorder import Recorder
 from agentjax.rl import losses
-from agentjax.rl.batch import pack
+from agentjax.rl.batch import Batch
 from agentjax.rollout.collect import CollectStats, collect
 from agentjax.sft import batches
-from agentjax.training import (
-  ConfigError,
-  TooManyFailures,
-  Training,
-  check_fit,
-)
+from agentjax.training import ConfigError, Training, check_fit
 from agentjax.types import Group
 
 
 class Run:
   """The state of a run, and its steps."""
 
-  def __init__(self, workdir: epath.PathLike, training: Training):
-    self.workdir = epath.Path(workdir)
+  def __init__(
+    self,
+    workdir: epath.PathLike,
+    training: Training,
+    config: Mapping[str, Any] | None = None,
+  ):
+    self.workdir, self._config = epath.Path(workdir), config
     self.o = o = training
     self.began = time.monotonic()
-    config = o.policy.config
+    model = o.policy.config
     self.cold_steps = o.cold_start.steps if o.cold_start else 0
-    stops = o.chat.stop_automaton(config.padded_vocab)
+    stops = o.chat.stop_automaton(model.padded_vocab)
     try:
-      self.engine = o.engine(config, stops)
-      self.learner = o.learner(config, optimizer=o.optimizer)
+      self.engine = o.engine(model, stops)
+      self.learner = o.learner(model, optimizer=o.optimizer)
       self.teacher = o.learner(
-        config,
+        model,
         optimizer=o.cold_start_optimizer or o.optimizer,
         loss=losses.cross_entropy,
         kl_coef=0.0,
@@ -69,9 +72,10 @@ class Run:
       'cold_start.steps': self.cold_steps,
       'use_reference': o.use_reference,
     }
-    self.checkpoints = Checkpoints(self.workdir, config, facts)
+    self.checkpoints = Checkpoints(self.workdir, model, facts)
     self.recorder = Recorder(self.workdir, decode=o.chat.vocab.decode)
-    self.progress = progress.Progress(self.cold_steps + o.steps)
+    self.last_step = self.cold_steps + o.steps
+    self.progress = progress.Progress(self.last_step)
     self.step = 0
     self.state: State | None = None
     self.reference: Any = None
@@ -80,20 +84,30 @@ class Run:
       'tokens_sampled': 0,
       'tokens_prefilled': 0,
       'tokens_expected': 0,
+      'tokens_reprefill': 0,
       'max_logprob_gap': 0.0,
       'compilations_after_warmup': 0,
+      'skipped_updates': 0,
     }
     self.evaluations: dict[str, Any] = {}
     self.last: tuple[list[Group], dict[str, np.ndarray]] = ([], {})
+    self.summary: dict[str, Any] | None = None  # of a run that is finished
     self._cold_batches = None
+    self._skipped_in_a_row = 0
     self._compiled = 0
     self._step_began = 0.0
 
   # ---- start and resume ---------------------------------------------------
 
   def start(self) -> None:
-    """Fresh weights, or the newest checkpoint's; then every program."""
+    """Fresh weights, or the newest checkpoint's; then every program.
+
+    Of a run that is finished already it reads the summary alone.
+    """
     o, config = self.o, self.o.policy.config
+    step = self.checkpoints.latest
+    if step is None:
+      self._find(None)
     if o.policy.load is not None:
       params = o.policy.load(config=config)
     else:
@@ -101,19 +115,34 @@ class Run:
         jax.random.key(o.seed)
       )
     self.state = self._learner_of(0).init(params)
-    if (step := self.checkpoints.latest) is not None:
-      self._restore(step)
-    forgotten = self.recorder.forget_after(self.step)
     if step is not None:
-      again = f', {len(forgotten)} later records removed' if forgotten else ''
-      print(f'going on after step {self.step} of {self.workdir}{again}')
+      self._restore(step)
+      self._find(step)
     else:
       pieces = [
         o.chat.vocab.decode([i], keep_special=True)
         for i in range(o.chat.vocab.size)
       ]
       self.recorder.vocabulary(pieces)
-    self._warm_up()
+    if self.summary is None:
+      self._warm_up()
+    self.progress.begin()
+
+  def _find(self, step: int | None) -> None:
+    """Takes up what stands in the workdir, up to `step` where it goes on."""
+    # Before the evaluation of step 0 or of the cold start all is saved.
+    first_save = min(self.cold_steps, self.o.checkpoint_every)
+    if self.o.evaluation.untrained:
+      first_save = 0
+    ledger.begin(self.workdir, self.recorder, step, first_save, self._config)
+    if step is None or step < self.last_step:
+      return
+    if step > self.last_step:
+      print(
+        f'step {step} is beyond the {self.last_step} steps that the config '
+        'asks for: nothing is left to train'
+      )
+    self.summary = ledger.finished(self.workdir, step)
 
   def _learner_of(self, step: int) -> Learner:
     """Who makes the step after `step`."""
@@ -130,9 +159,19 @@ class Run:
     self.state = saved['learner']
     self.reference = saved.get('reference')
     self.curriculum.restore(meta['curriculum'])
-    self.totals = meta['totals']
+    self.totals |= meta['totals']
     self.evaluations = meta['evaluations']
+    tasks = meta.get('evaluation_tasks', self._evaluation_tasks())
+    if self.evaluations and tasks != self._evaluation_tasks():
+      raise storage.WorkdirMismatch(
+        f'checkpoint {self.checkpoints.path}/{step} has an evaluation of other '
+        'tasks, and those of before and after must be of the same: use those '
+        'evaluation.tasks, or start in another workdir'
+      )
     self.step = step
+
+  def _evaluation_tasks(self) -> str:
+    return fingerprint(self.o.evaluation.tasks)
 
   def _warm_up(self) -> None:
     """Compiles every program before the first step that needs it."""
@@ -174,9 +213,7 @@ class Run:
         length=self.teacher.length,
         start=self.step,
       )
-    self.state, metrics = self.teacher.update(
-      self.state, next(self._cold_batches)
-    )
+    metrics = self._learn(self.teacher, next(self._cold_batches))
     self.step = step
     metrics = {
       'phase': 'cold_start',
@@ -184,15 +221,35 @@ class Run:
       'entropy': metrics['entropy'],
       'grad_norm': metrics['grad_norm'],
       'loss_tokens': metrics['loss_tokens'],
+      'skipped_updates': metrics['skipped_updates'],
       'seconds': time.monotonic() - began,
     }
     if step % o.record_every == 0 or step == self.cold_steps:
       self.recorder.metrics(step, metrics)
-    self.progress.update(step, tokens=int(metrics['loss_tokens']))
+    self.progress.update(
+      step,
+      tokens=int(metrics['loss_tokens']),
+      skipped=self.totals['skipped_updates'],
+    )
+    self._stop_if_diverged()
     if step == self.cold_steps:
       self._cold_batches = None
     elif step % o.checkpoint_every == 0:
       self._save()
+
+  def _learn(self, learner: Learner, batch: Batch) -> dict[str, float]:
+    """One update, counted if nothing came of it; returns its metrics."""
+    before = int(self.state.skipped)
+    self.state, metrics = learner.update(self.state, batch, self.reference)
+    skipped = int(metrics['skipped_updates']) - before
+    self.totals['skipped_updates'] += skipped
+    self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+    return metrics
+
+  def _stop_if_diverged(self) -> None:
+    guards.stop_if_diverged(
+      self._skipped_in_a_row, self.step, self.checkpoints.latest
+    )
 
   # ---- reinforcement ------------------------------------------------------
 
@@ -204,6 +261,7 @@ class Run:
       'make_environment': o.make_environment,
       'limits': o.limits,
       'seed': o.seed,
+      'in_flight': o.in_flight,
       'tool_threads': o.tool_threads,
     }
 
@@ -221,58 +279,20 @@ class Run:
       stats=stats,
       **self._collect_options(),
     )
-    self._stop_if_failing(groups)
+    guards.stop_if_failing(groups, o.max_failure_rate)
     self.curriculum.observe(groups)
     return groups, stats
-
-  def _stop_if_failing(self, groups: Sequence[Group]) -> None:
-    rate = failure_rate(groups)
-    if rate > self.o.max_failure_rate:
-      errors = [t.error for g in groups for t in g.trajectories if t.error]
-      raise TooManyFailures(
-        f'{rate:.0%} of the trajectories failed by infrastructure or '
-        f'environment, more than max_failure_rate '
-        f'{self.o.max_failure_rate:.0%}; the first one:\n{errors[0]}'
-      )
 
   def update(self, groups: Sequence[Group]) -> dict[str, float]:
     """Credits, packs and learns; returns the metrics of the update."""
     o = self.o
-    trajectories = [t for g in groups for t in g.trajectories]
-    credit = o.advantages(
-      np.array([t.reward.value if t.reward else 0.0 for t in trajectories]),
-      np.array([g.draw * o.groups + i for i, g in enumerate(groups)
-                for _ in g.trajectories]),
-      np.array([t.status.train_on_tokens for t in trajectories]),
-    )  # fmt: skip
-    by_id = {
-      t.id: np.where(t.loss_mask(), a, 0).astype(np.float32)
-      for t, a in zip(trajectories, credit, strict=True)
-    }
-    self.last = (list(groups), by_id)
-    made: list[dict[str, float]] = []
-    for part in np.array_split(np.arange(len(trajectories)), o.minibatches):
-      batch = pack(
-        [trajectories[i] for i in part],
-        [credit[i] for i in part],
-        rows=self.learner.rows,
-        length=self.learner.length,
-        temperature=o.sampling.temperature,
-        mask_observations=o.mask_observations,
-      )
-      self.state, new = self.learner.update(self.state, batch, self.reference)
-      made.append(new)
-    metrics = {k: float(np.mean([m[k] for m in made])) for k in made[0]}
-    metrics['loss_tokens'] = sum(m['loss_tokens'] for m in made)
-    metrics['max_ratio'] = max(m['max_ratio'] for m in made)
-    metrics['skipped_updates'] = made[-1]['skipped_updates']
-    # The gap between sampler and learner is one only before weights move.
-    metrics['max_logprob_gap'] = made[0]['max_logprob_gap']
-    metrics['groups_without_signal'] = float(
-      np.mean([not np.any(credit[i * o.group_size : (i + 1) * o.group_size])
-               for i in range(len(groups))])
-    )  # fmt: skip
-    return metrics
+    given = credit.advantages(o, groups)
+    self.last = (list(groups), credit.by_token(groups, given))
+    made = [
+      self._learn(self.learner, batch)
+      for batch in credit.batches(o, self.learner, groups, given)
+    ]
+    return credit.metrics(o, made, given)
 
   def finish_step(
     self,
@@ -284,20 +304,14 @@ class Run:
     """Hands the weights over, records the step, saves where it is time to."""
     self.step = step
     self.engine.load(self.state.params, step)
-    trajectories = [t for g in groups for t in g.trajectories]
-    sampled = sum(t.model_tokens for t in trajectories)
     metrics = {
       'phase': 'reinforcement',
-      **tally.outcome(trajectories),
+      **tally.outcome(credit.members(groups)),
       **trained,
-      'tokens_sampled': sampled,
-      'infra_retries': stats.retries,
-      'seconds_collect': stats.seconds,
-      'seconds_waiting_for_tools': stats.waiting_seconds,
-      'tokens_per_second': sampled / max(stats.seconds, 1e-9),
+      **stats.metrics(self.engine.stats),
       'seconds': time.monotonic() - self._step_began,
     }
-    self._count(groups)
+    self._count(groups, stats)
     # Not max(): it would hide a gap that is NaN.
     gaps = (self.totals['max_logprob_gap'], trained['max_logprob_gap'])
     self.totals['max_logprob_gap'] = float(np.maximum(*gaps))
@@ -309,17 +323,20 @@ class Run:
       reward=metrics['reward'],
       success=metrics['success'],
       kl=metrics['kl' if self.reference is not None else 'behaviour_kl'],
-      tokens=sampled,
+      tokens=metrics['tokens_sampled'],
+      skipped=self.totals['skipped_updates'],
     )
+    self._stop_if_diverged()
     if step % self.o.checkpoint_every == 0:
       self._save()
 
-  def _count(self, groups: Sequence[Group]) -> None:
+  def _count(self, groups: Sequence[Group], collected: CollectStats) -> None:
     """Adds to the totals what a draw cost, and what it should have cost."""
     self.totals['tokens_expected'] += tally.expected_prefill(groups)
     stats = self.engine.stats
     self.totals['tokens_sampled'] += stats.tokens_sampled
     self.totals['tokens_prefilled'] += stats.tokens_prefilled
+    self.totals['tokens_reprefill'] += collected.tokens_reprefill
     self.engine.stats = type(stats)()
 
   # ---- evaluation, saving, the end ----------------------------------------
@@ -332,19 +349,22 @@ class Run:
       return
     self.engine.load(self.state.params, self.step)
     self.progress.note(f'evaluating on {len(o.evaluation.tasks)} tasks')
+    stats = CollectStats()
     result, groups = evaluate(
       o.evaluation.tasks,
       samples=o.evaluation.samples,
       sampling=o.evaluation.sampling,
+      stats=stats,
       **self._collect_options(),
     )
-    self._stop_if_failing(groups)
-    self._count(groups)
+    guards.stop_if_failing(groups, o.max_failure_rate)
+    self._count(groups, stats)
     self.evaluations[name] = {'step': self.step, **result.to_json()}
     self.recorder.evaluation(self.step, rows(self.evaluations, self.step))
     self.progress.note(f'{name}: {result}')
     if name == 'before':
       self._begin_reinforcement()
+    self.progress.begin()
     # What comes next at step 0 of a run without a cold start saves it too.
     next_saves = name == 'untrained' and self.cold_steps == 0
     if self.checkpoints.latest != self.step and not next_saves:
@@ -362,31 +382,36 @@ class Run:
       'curriculum': self.curriculum.state(),
       'totals': self.totals,
       'evaluations': self.evaluations,
+      'evaluation_tasks': self._evaluation_tasks(),
     }
     self.checkpoints.save(self.step, arrays, meta)
 
   def summarize(self) -> dict[str, Any]:
     """Writes summary.json, the learning curve and the pages."""
-    self._tally_compilations()
-    totals = dict(self.totals)
-    totals['seconds'] += time.monotonic() - self.began
-    summary = {
-      **self.evaluations,
-      'steps': self.step,
-      'cold_start_steps': self.cold_steps,
-      **totals,
-    }
-    storage.write_json(self.workdir / 'summary.json', summary)
-    if self.o.pages and (recorded := trajectory_steps(self.workdir)):
-      viewer.write_pages(self.workdir, recorded[-1])
-    plots.learning_curve(
-      read_metrics(self.workdir),
-      read_evaluations(self.workdir),
-      self.workdir / 'learning_curve.png',
-    )
-    print(f'figure success_before {self.evaluations["before"]["pass@1"]:.4f}')
-    print(f'figure success_after {self.evaluations["after"]["pass@1"]:.4f}')
+    summary = self.summary
+    if summary is None:
+      self._tally_compilations()
+      totals = dict(self.totals)
+      totals['seconds'] += time.monotonic() - self.began
+      summary = {
+        **self.evaluations,
+        'steps': self.step,
+        'cold_start_steps': self.cold_steps,
+        **totals,
+        'cache_bytes': self.engine.cache_bytes,
+      }
+    o = self.o
+    ledger.end(self.workdir, summary, pages=o.pages, method=o.advantages)
+    self.progress.done()
+    print(f'figure success_before {summary["before"]["pass@1"]:.4f}')
+    print(f'figure success_after {summary["after"]["pass@1"]:.4f}')
     return summary
+
+  def stopped(self) -> str:
+    """What there is to say when a person stops the run."""
+    kept = self.checkpoints.latest
+    at = 'the start' if kept is None else f'the checkpoint of step {kept}'
+    return f'stopped at step {self.step}; the same command goes on from {at}'
 
   def close(self) -> None:
     self.progress.__exit__()

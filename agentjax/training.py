@@ -7,6 +7,7 @@ refused here, before anything slow is made.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import optax
 from agentjax.env.base import EnvironmentFactory
 from agentjax.learner import Learner
 from agentjax.model.config import ModelConfig
+from agentjax.records import task_to_json
 from agentjax.rl import advantages as estimators
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Limits
@@ -30,6 +32,10 @@ Estimator = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 class ConfigError(ValueError):
   """The config is wrong; the message names the key and the remedy."""
+
+
+class Diverged(RuntimeError):
+  """Update after update is not finite, so that nothing is learned any more."""
 
 
 class TooManyFailures(RuntimeError):
@@ -79,6 +85,8 @@ class Training:
     mask_observations: False is the ablation that trains on observations.
     use_reference: measure (and with kl_coef, hold) the KL to the policy after
       the cold start.
+    in_flight: episodes under way at once; None is one a slot.
+    tool_threads: environments that run at once.
     pages: write the last recorded step's trajectories as HTML.
     max_failure_rate: of a draw's trajectories, infrastructure failures and
       environment errors together; above it the run stops.
@@ -104,6 +112,7 @@ class Training:
   mask_observations: bool = True
   use_reference: bool = False
   seed: int = 0
+  in_flight: int | None = None
   tool_threads: int = 8
   checkpoint_every: int = 5
   record_every: int = 1
@@ -115,8 +124,17 @@ class Training:
                  'record_every', 'tool_threads'):  # fmt: skip
       if getattr(self, name) < 1:
         raise ConfigError(f'{name} is {getattr(self, name)}: give at least 1')
+    if self.in_flight is not None and self.in_flight < 1:
+      raise ConfigError(f'in_flight is {self.in_flight}: give 1 or more')
     if self.steps < 0:
       raise ConfigError(f'steps is {self.steps}: give 0 or more')
+    # JAX would take the lower 32 bits of a larger one, and NumPy none below 0.
+    if not 0 <= self.seed < 2**32:
+      raise ConfigError(f'seed is {self.seed}: give 0 to {2**32 - 1}')
+    if not 0 <= self.max_failure_rate <= 1:
+      raise ConfigError(
+        f'max_failure_rate is {self.max_failure_rate}: give 0 to 1'
+      )
     self._check_data()
     self._check_learning()
 
@@ -172,8 +190,6 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
   Raises:
     ConfigError: says which, and the remedy.
   """
-  if learner.rows < 1:
-    raise ConfigError(f'learner.rows is {learner.rows}: give at least 1')
   context = training.limits.context
   for name, has in (
     ('engine.context', engine.context),
@@ -199,3 +215,11 @@ def _check_ids(name: str, tasks: Sequence[Task]) -> None:
       f'{name} holds {len(ids)} tasks, ids standing twice: {twice}: give at '
       'least one task, each with an id of its own'
     )
+  for task in tasks:
+    try:
+      json.dumps(task_to_json(task))
+    except (TypeError, ValueError) as error:
+      raise ConfigError(
+        f'task {task.id!r} of {name} cannot be recorded ({error}): its verify '
+        'and metadata hold text, numbers, lists and mappings alone'
+      ) from error

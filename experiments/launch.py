@@ -19,20 +19,32 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from agentjax import storage
+from agentjax.checkpoint import DamagedCheckpoint
 from agentjax.env.base import InfraError
 from agentjax.model.tensors import WeightsError
 from agentjax.train import train
-from agentjax.training import ConfigError, TooManyFailures, Training
+from agentjax.training import (
+  ConfigError,
+  Diverged,
+  TooManyFailures,
+  Training,
+)
+from agentjax.workdir import WorkdirLocked
 
 # What ends a run that a person can put right: the message is enough.
 REFUSALS = (
-  storage.WorkdirLocked,
+  WorkdirLocked,
   storage.WorkdirMismatch,
   storage.StorageFull,
+  storage.Unreadable,
+  DamagedCheckpoint,
   TooManyFailures,
+  Diverged,
   WeightsError,
   InfraError,
 )
+
+Unusable = storage.Unusable
 
 _PLAIN_TYPES = (int, float, bool, str)
 
@@ -79,6 +91,11 @@ def build(section: Any, path: str = 'config') -> Any:
 def resolve(name: str, path: str) -> Any:
   """The object of a dotted name, such as `agentjax.rl.losses.ppo_clip`."""
   parts = str(name).split('.')
+  if not all(p.isidentifier() for p in parts):
+    raise ConfigError(
+      f'{path} is {name!r}: give a dotted name, such as '
+      'agentjax.rl.losses.ppo_clip'
+    )
   for n in range(len(parts), 0, -1):
     module_name = '.'.join(parts[:n])
     try:
@@ -149,7 +166,12 @@ def training(config: Mapping[str, Any]) -> Training:
 
 def run(config: Mapping[str, Any], workdir: str) -> dict[str, Any]:
   """Runs a config in a workdir; returns its summary."""
-  return train(workdir, training(plain(config)))
+  values = plain(config)
+  try:
+    storage.dump_json(values)
+  except TypeError as error:
+    raise ConfigError(f'the config cannot be recorded: {error}') from error
+  return train(workdir, training(values), values)
 
 
 def plain(config: Any) -> Any:

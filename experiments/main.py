@@ -9,16 +9,19 @@ Floor 4. Two flags, and an override for any key of the config file:
 
 A wrong command line ends with exit code 2 and a message before JAX or
 anything else slow is imported, and a wrong config with the same code before
-the first step. What a person can put right elsewhere (a workdir in use, a full
-disk, a checkpoint of another config, damaged weights, environments that fail)
-ends with exit code 1 and a message. A bug keeps its traceback.
+the first step; so does a workdir that cannot be one. What a person can put
+right elsewhere (a workdir in use, a full disk, damaged files, a checkpoint of
+another config, damaged weights, environments that fail) ends with exit code 1
+and a message, and Ctrl-C with 130. A bug keeps its traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 
 import ml_collections
 from absl import flags
@@ -36,6 +39,11 @@ def parse(argv: Sequence[str]) -> tuple[ml_collections.FrozenConfigDict, str]:
     overrides.UsageError: anything is wrong with it; says what, and the remedy.
   """
   rest, changes = overrides.split(argv)
+  with _config_file_named(rest):
+    return _parse(rest, changes)
+
+
+def _parse(rest, changes) -> tuple[ml_collections.FrozenConfigDict, str]:
   values = flags.FlagValues()
   config_flags.DEFINE_config_file(
     'config', None, 'What to run.', flag_values=values, sys_argv=list(rest)
@@ -46,6 +54,11 @@ def parse(argv: Sequence[str]) -> tuple[ml_collections.FrozenConfigDict, str]:
   try:
     positional = values(rest)[1:]
   except flags.Error as e:
+    first = e  # of the config file itself, which the library wraps in pages
+    while first.__context__ is not None:
+      first = first.__context__
+    if 'parsing config file' in str(e):
+      raise first from None
     raise overrides.UsageError(str(e)) from e
   if positional:
     raise overrides.UsageError(
@@ -67,6 +80,11 @@ def parse(argv: Sequence[str]) -> tuple[ml_collections.FrozenConfigDict, str]:
       f'--config={filename}: there is no such file; configs stand in configs/'
     )
   config = values['config'].value
+  # The library keeps what the file could not open until somebody asks.
+  if isinstance(
+    error := getattr(config, '__dict__', {}).get('_error'), OSError
+  ):
+    raise error
   if not isinstance(config, ml_collections.ConfigDict):
     raise overrides.UsageError(
       f'--config={filename}: its get_config returns a '
@@ -76,12 +94,48 @@ def parse(argv: Sequence[str]) -> tuple[ml_collections.FrozenConfigDict, str]:
   return ml_collections.FrozenConfigDict(config), values['workdir'].value
 
 
+@contextlib.contextmanager
+def _config_file_named(rest: Sequence[str]) -> Iterator[None]:
+  """What a config file raises, as a usage error with its file and line."""
+  try:
+    yield
+  except overrides.UsageError:
+    raise
+  except Exception as error:  # the file is a program: anything may come
+    said = [a.split('=', 1)[-1] for a in rest if not a.startswith('--workdir')]
+    files = [x.split(':', 1)[0] for x in said[1:]]
+    found = [f for f in files if os.path.isfile(f)]
+    if not found:
+      raise
+    where = found[0]
+    lines = [
+      frame.lineno
+      for frame in traceback.extract_tb(error.__traceback__)
+      if os.path.abspath(frame.filename) == os.path.abspath(where)
+    ]
+    if isinstance(error, SyntaxError) and error.lineno:
+      lines = [error.lineno]
+    line = f', line {lines[-1]}' if lines else ''
+    raise overrides.UsageError(
+      f'--config={where}{line}: {type(error).__name__}: {error}: a config is a '
+      'Python file with a function get_config that returns a ConfigDict'
+    ) from error
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command line; returns the exit code."""
   argv = sys.argv if argv is None else argv
   if {'--help', '-h'} & set(argv[1:]):
     print(__doc__)
     return 0
+  try:
+    return _run(argv)
+  except KeyboardInterrupt as e:  # `train` says in it where it stopped
+    print(str(e) or 'stopped', file=sys.stderr)
+    return 130
+
+
+def _run(argv: Sequence[str]) -> int:
   try:
     config, workdir = parse(argv)
   except overrides.UsageError as e:
@@ -91,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
   try:
     launch.run(config, workdir)
-  except launch.ConfigError as e:
+  except (launch.ConfigError, launch.Unusable) as e:
     print(e, file=sys.stderr)
     return 2
   except launch.REFUSALS as e:

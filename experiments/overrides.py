@@ -78,7 +78,9 @@ def _read(config: ml_collections.ConfigDict, path: str, text: str) -> Any:
   old = parent[key]
   if isinstance(old, ml_collections.ConfigDict):
     keys = ', '.join(f'--config.{path}.{k}' for k in old)
-    raise UsageError(f'{path} is a section: override its keys ({keys})')
+    off = text == 'None' and 'steps' in old
+    off = f'; --config.{path}.steps=0 switches it off' if off else ''
+    raise UsageError(f'{path} is a section: override its keys ({keys}){off}')
   expected = parent.get_type(key)
   if old is None and text == 'None':
     return None
@@ -117,10 +119,13 @@ def _nearest(config: ml_collections.ConfigDict, path: str) -> str:
   section, _, key = path.rpartition('.')
   siblings = [x for x in leaves if x.rpartition('.')[0] == section]
   names = {x.rpartition('.')[2]: x for x in siblings}
+  add = 'an option that the config file leaves out has to be added to the file'
+  also = ''
   if close := difflib.get_close_matches(key, names, 1):
     guess = names[close[0]]
   elif same := [x for x in leaves if x.rpartition('.')[2] == key]:
-    # The right name in the wrong section.
+    # The right name in the wrong section, or one that the file leaves out.
+    also = f' ({add})'
     guess = max(
       same, key=lambda x: difflib.SequenceMatcher(None, x, path).ratio()
     )
@@ -130,8 +135,9 @@ def _nearest(config: ml_collections.ConfigDict, path: str) -> str:
     guess = close[0]
   else:
     there = siblings or list(config)
-    return f': there {"is" if len(there) == 1 else "are"} {", ".join(there)}'
-  return f': did you mean --config.{guess}?'
+    verb = 'is' if len(there) == 1 else 'are'
+    return f': there {verb} {", ".join(there)}; {add}'
+  return f': did you mean --config.{guess}?{also}'
 
 
 def _leaves(config: ml_collections.ConfigDict, prefix: str = '') -> list[str]:

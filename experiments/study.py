@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--seeds', type=int, nargs='*', help='only these')
   parser.add_argument('--arms', nargs='*', help='only these')
   args = parser.parse_args(argv)
+  if args.name not in (names := studies()):
+    parser.error(f'no study {args.name!r}: choose of {names}')
   study = importlib.import_module(f'experiments.studies.{args.name}')
   root = pathlib.Path(args.workdir) / args.name
   seeds = study.SEEDS if args.seeds is None else args.seeds
@@ -40,6 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed += not run(study, root, arm, seed)
   print(table(study, root, seeds))
   return failed
+
+
+def studies() -> list[str]:
+  """The names of all studies."""
+  found = pathlib.Path(__file__).with_name('studies').glob('*.py')
+  return sorted(p.stem for p in found if p.stem != '__init__')
 
 
 def run(study: Any, root: pathlib.Path, arm: str, seed: int) -> bool:

@@ -229,8 +229,10 @@ def test_every_key_has_an_effect(name, monkeypatch):
     if built(config, section) == base[section]:
       dead.append(key)
   assert dead == []
-  # Keys of the run itself are fields of Training, each read in run.py.
-  read = (ROOT / 'agentjax/run.py').read_text()
+  # Keys of the run itself are fields of Training, each read by the run.
+  read = ''.join(
+    (ROOT / 'agentjax' / name).read_text() for name in ('run.py', 'credit.py')
+  )
   assert [k for k in of_the_run if not re.search(rf'\bo\.{k}\b', read)] == []
 
 

@@ -41,6 +41,7 @@ FLOORS = {
   'agentjax.train': 3,
   'agentjax.run': 3,
   'agentjax.ledger': 3,
+  'agentjax.guards': 3,
   'agentjax.credit': 3,
   'agentjax.training': 3,
   'agentjax.evaluate': 3,
@@ -71,12 +72,18 @@ ARROWS = {
   'agentjax.run': {
     'agentjax.credit',
     'agentjax.evaluate',
+    'agentjax.guards',
     'agentjax.ledger',
     'agentjax.sft',
     'agentjax.training',
   },
   'agentjax.ledger': {'agentjax.viewer'},
   'agentjax.credit': {'agentjax.training'},
+  'agentjax.guards': {
+    'agentjax.credit',
+    'agentjax.evaluate',
+    'agentjax.training',
+  },
   'agentjax.training': {'agentjax.sft'},
 }
 

@@ -52,6 +52,47 @@ def test_a_curve_needs_its_values_alone(tmp_path):
   assert orange > 0 and blue == 0 and green == 0
 
 
+def test_both_lines_are_seen_where_they_are_one(tmp_path):
+  path = tmp_path / 'curve.png'
+  same = [{'step': i, 'reward': i / 9, 'success': i / 9} for i in range(60)]
+  plots.learning_curve(same, [], path)
+  orange, blue, _ = colours(path)
+  assert orange > 500 and blue > 500
+
+
+def words(metrics, evaluations):
+  """All that is written on the picture."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure()
+  FigureCanvasAgg(figure)
+  axes = figure.subplots()
+  plots._draw_training(axes, metrics, 'reward', 'success', 'GRPO')
+  x = axes.get_xlabel()
+  plots._draw_evaluations(axes, evaluations, 'GRPO')
+  return x, [t.get_text() for t in axes.get_xticklabels()]
+
+
+def test_cold_start_and_reinforcement_are_told_apart():
+  cold = [{'step': i, 'phase': 'cold_start'} for i in (1, 2, 3)]
+  x, bars = words(
+    [*cold, {'step': 4, 'reward': 1.0, 'success': 1.0}],
+    [evaluation(3, 0.2, when='before'), evaluation(4, 0.4, when='after')],
+  )
+  assert x == 'step (GRPO after a cold start of 3 steps)'
+  assert bars == ['before GRPO\nstep 3', 'after GRPO\nstep 4']
+  _, bars = words([], [evaluation(0, 0.2, when='untrained')])
+  assert bars == ['untrained\nstep 0']
+  x, bars = words([{'step': 1, 'reward': 1.0}], [evaluation(1, 0.2)])
+  assert x == 'step of GRPO' and bars == ['step 1']
+
+
+@pytest.mark.parametrize('value', [[], {}, '1', None, math.inf, object()])
+def test_what_is_no_number_is_a_gap(value):
+  assert math.isnan(plots._finite(value))
+
+
 def test_values_can_have_other_names(tmp_path):
   path = tmp_path / 'curve.png'
   mine = [{'step': s, 'score': s / 3} for s in range(4)]
@@ -105,8 +146,10 @@ def test_a_log_file_gets_a_line_every_few_seconds():
   assert out.getvalue().splitlines() == [
     f'step 1/6  {said}  20s left',
     f'step 4/6  {said}  8s left',
-    f'step 6/6  {said}  done in 24s',
+    f'step 6/6  {said}  the last step',
   ]
+  p.done()
+  assert out.getvalue().splitlines()[-1] == 'done in 24s'
 
 
 def test_a_terminal_line_is_rewritten_and_wiped():
@@ -123,7 +166,7 @@ def test_a_terminal_line_is_rewritten_and_wiped():
   first, second, third = written.strip('\r\n').split('\r')
   assert first == 'step 1/3  reward 0.500  2s left'
   assert second == f'{"step 2/3  1s left":<{len(first)}}'
-  assert third == 'step 3/3  done in 3s'
+  assert third == f'{"step 3/3  the last step":<{len("step 2/3  1s left")}}'
 
 
 def test_a_note_takes_the_place_of_the_line():
@@ -137,6 +180,37 @@ def test_a_note_takes_the_place_of_the_line():
   out = io.StringIO()
   progress.Progress(2, stream=out).note('evaluating')
   assert out.getvalue() == 'evaluating\n'
+
+
+def test_time_left_is_that_of_the_steps_alone():
+  clock, out = Clock(), io.StringIO()
+  p = progress.Progress(4, stream=out, every=0, clock=clock)
+  clock.now += 500  # programs are compiled
+  p.begin()
+  for step in (1, 2):
+    clock.now += 2
+    p.update(step, tokens=10)
+  clock.now += 300  # an evaluation
+  p.begin()
+  clock.now += 5
+  p.update(3, tokens=10)
+  assert out.getvalue().splitlines() == [
+    'step 1/4  5 tokens/s  6s left',
+    'step 2/4  5 tokens/s  4s left',
+    'step 3/4  2 tokens/s  5s left',
+  ]
+
+
+def test_skipped_updates_are_shown():
+  out = io.StringIO()
+  p = progress.Progress(9, stream=out, clock=Clock())
+  for step, skipped in enumerate((0, 0, 1, 1, 3), 1):
+    p.update(step, skipped=skipped)
+  assert out.getvalue().splitlines() == [
+    'step 1/9  0s left',
+    'step 3/9  1 updates skipped  0s left',
+    'step 5/9  3 updates skipped  0s left',
+  ]
 
 
 def test_time_left_after_a_resume_counts_own_steps_alone():

