@@ -114,6 +114,13 @@ def chunk(
     plan.stop_state_S,
   )
 
+  # A slot that goes on has sampled in every iteration before, so that all
+  # numbers of a chunk can be made at once, which costs no more than one.
+  t = jnp.arange(capacity)
+  u_SC = jax.vmap(uniform, (None, 1), 1)(
+    plan.key_S2, plan.length_S[:, None] + t
+  )
+
   def goes_on(carry):
     i, _, _, out = carry
     return (i < plan.steps) & ((out.stop_S == GOES_ON).sum() >= plan.stay)
@@ -124,7 +131,7 @@ def chunk(
     length_S = plan.length_S + out.count_S
     drawn = sample(
       transformer.unembed(layout['head'], hidden_SD, config),
-      uniform(plan.key_S2, length_S),
+      jax.lax.dynamic_index_in_dim(u_SC, i, 1, keepdims=False),
       plan.temperature_S,
       plan.top_k_S,
       plan.top_p_S,

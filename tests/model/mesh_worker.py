@@ -20,6 +20,7 @@ import tiny_model as tiny  # noqa: E402
 from agentjax import compiles  # noqa: E402
 from agentjax.learner import Learner, adamw  # noqa: E402
 from agentjax.model import transformer  # noqa: E402
+from agentjax.model.cache import Spans  # noqa: E402
 from agentjax.model.mesh import make_mesh  # noqa: E402
 from agentjax.rollout.sampling import Sampling, trajectory_key  # noqa: E402
 
@@ -105,8 +106,12 @@ def check_update(shape):
   same('update', gradient(make_mesh(**shape)), alone(gradient))
 
 
+SPANS = functools.partial(Spans, first=16)
+
+
 def play(engine):
-  """A turn, an observation, a turn, and a fork of the prompt."""
+  """Turns, an observation, forks at the end and in the past, a row that moves
+  to host memory in the middle of a turn and comes back elsewhere."""
   slots = [engine.acquire() for _ in range(engine.n_slots)]
   for i in slots[:3]:
     engine.reset(i)
@@ -129,6 +134,15 @@ def play(engine):
   engine.fork(marks[0], slots[3])
   engine.fork(marks[2], slots[1])
   turn(slots, 'forked')
+  engine.fork(engine.mark(slots[2], 9), slots[0])
+  key = trajectory_key(0, 0, 'moved', 0, 0)
+  engine.start(slots[0], key, Sampling(), turn_budget=7, trajectory_budget=50)
+  engine.step(2)
+  parked = engine.park(slots[0])
+  engine.release(slots[3])
+  engine.unpark(parked, slots[3])
+  while engine.n_decoding:
+    segments |= {('moved', i): segment for i, segment in engine.step()}
   for i in slots:
     engine.release(i)
   return segments
@@ -136,13 +150,13 @@ def play(engine):
 
 @functools.cache
 def played_alone():
-  return play(tiny.engine())
+  return play(tiny.engine(store=SPANS))
 
 
 def check_engine(shape):
-  found = play(tiny.engine(mesh=make_mesh(**shape)))
+  found = play(tiny.engine(mesh=make_mesh(**shape), store=SPANS))
   want = played_alone()
-  assert list(found) == list(want) and len(want) == 10, list(found)
+  assert list(found) == list(want) and len(want) == 11, list(found)
   for name, segment in want.items():
     np.testing.assert_array_equal(found[name].tokens, segment.tokens, f'{name}')
     np.testing.assert_allclose(

@@ -1,12 +1,15 @@
 """Promises 3, 4 and 5 at the engine: pauses, log-probs, neighbours."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model as tiny
 
-from agentjax.model import cache, transformer
+from agentjax.model import transformer
+from agentjax.model.cache import Spans
 from agentjax.rollout.engine import StaleKV
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.types import Source, Stop
@@ -277,10 +280,10 @@ def test_a_turn_that_begins_with_forced_text_can_complete_a_stop_in_it():
 
 
 @pytest.mark.parametrize('first', [4, 16, 256])
-def test_spans_change_rounding_only(first, monkeypatch):
+def test_spans_change_rounding_only(first):
   """Rows cut into spans of 4, 8, 16, ... or not at all."""
-  monkeypatch.setattr(cache.Spans, 'first', first)
-  engine = tiny.engine()
+  engine = tiny.engine(store=functools.partial(Spans, first=first))
+  assert len(engine._state.cache[0]['k']) == {4: 6, 16: 4, 256: 1}[first]
   assert engine._state.cache_bytes == tiny.engine()._state.cache_bytes
   found = {}
   for seed, n in ((1, 3), (2, 17), (3, 40)):
@@ -302,11 +305,10 @@ def test_spans_change_rounding_only(first, monkeypatch):
     np.testing.assert_allclose(segment.logprobs_full, expected, atol=1e-5)
 
 
-def test_long_neighbours_in_more_spans_change_no_bit(monkeypatch):
-  monkeypatch.setattr(cache.Spans, 'first', 8)
+def test_long_neighbours_in_more_spans_change_no_bit():
   found = []
   for others in (0, 3):
-    engine = tiny.engine()
+    engine = tiny.engine(store=functools.partial(Spans, first=8))
     slot = new_slot(engine, 5, 4)
     start(engine, slot, 5, turn=3)
     for i in range(others):

@@ -6,11 +6,14 @@ trajectory keeps a history of what it asked for; the same history alone in an
 empty engine gives the same bits. Nothing leaks, and nothing compiles.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tiny_model as tiny
 
 from agentjax import compiles
+from agentjax.model.cache import Spans
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.rollout.slots import Handle, Slot, StaleKV
 
@@ -26,7 +29,7 @@ SAMPLINGS = (
 def new_engine():
   engine = tiny.engine(
     stop_strings=list('ae'), slots=3, chunk=5, stale_kv=StaleKV.KEEP,
-    config=tiny.PLAIN, context=64,
+    config=tiny.PLAIN, context=64, store=functools.partial(Spans, first=16),
   )  # fmt: skip
   engine.load(weights(0), 0)
   engine.compile()
