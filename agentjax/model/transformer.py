@@ -398,8 +398,9 @@ def extend(
   """
   T = tokens_BT.shape[1]
   positions = fresh.start_B[:, None] + jnp.arange(T)
+  # Behind a barrier: XLA would take every cosine again in every layer.
   tables = {
-    kind: rope_tables(positions, config, kind)
+    kind: jax.lax.optimization_barrier(rope_tables(positions, config, kind))
     for kind in set(config.layer_kinds)
   }
   seen = store.see(fresh, T)

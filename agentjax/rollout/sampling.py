@@ -107,6 +107,12 @@ def sample(
   plain = (top_k_S == 0) & (top_p_S == 1) & (min_p_S == 0) & ~greedy
   divisor_S = jnp.where(greedy, 1.0, temperature_S)
   largest_S = logits_SV.max(-1)
+  blocks = _blocks(logits_SV)
+
+  def kept(logits, floor_S):
+    """Masses of the ids that are kept, 0 for the others."""
+    z, mass = _tempered(logits, largest_S, divisor_S)
+    return jnp.where(z >= _wide(floor_S, z), mass, 0.0)
 
   def truncated():
     z, mass = _tempered(logits_SV, largest_S, divisor_S)
@@ -118,19 +124,26 @@ def sample(
     )
     # Greedy is a truncation too: to the largest logit, the first id of equals.
     floor_S = jnp.where(plain, -jnp.inf, jnp.where(greedy, 0.0, floor_S))
-    return floor_S, mass.sum(-1)
+    sums = kept(blocks, floor_S).sum(-1)
+    return floor_S, jnp.where(plain[:, None], all_sums, sums)
 
   # Without truncation one pass for the largest logit and one over the masses
-  # are all that is done to the vocabulary.
-  floor_S, total_S = jax.lax.cond(
+  # are all that is done to the vocabulary. A slot that does not truncate gets
+  # these very sums beside one that does: another way to them rounds otherwise.
+  all_sums = _tempered(blocks, largest_S, divisor_S)[1].sum(-1)
+  total_S = all_sums.sum(-1)
+  floor_S, sums = jax.lax.cond(
     plain.all(),
-    lambda: (jnp.full_like(largest_S, -jnp.inf), jnp.zeros_like(largest_S)),
+    lambda: (jnp.full_like(largest_S, -jnp.inf), all_sums),
     truncated,
   )
   token, kept_S = _inverse_cdf(
-    logits_SV, largest_S, divisor_S, floor_S, jnp.where(greedy, 0.0, u_S)
+    sums,
+    lambda block: kept(
+      jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0], floor_S
+    ),
+    jnp.where(greedy, 0.0, u_S),
   )
-  total_S = jnp.where(plain, kept_S, total_S)
   chosen_S = jnp.take_along_axis(logits_SV, token[:, None], 1)[:, 0]
   full = _tempered(chosen_S, largest_S, divisor_S)[0] - jnp.log(total_S)
   # A greedy choice keeps one token: its own log-prob is then log 1.
@@ -208,44 +221,40 @@ def _search(z_SV, needed_S, else_S, enough: Callable) -> jax.Array:
   return jnp.where(needed_S, found_S, else_S)
 
 
-def _inverse_cdf(
-  logits_SV: jax.Array,
-  largest_S: jax.Array,
-  divisor_S: jax.Array,
-  floor_S: jax.Array,
-  u_S: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """int32[S] first ids at which the running sum exceeds u * total; the total.
-
-  Two levels, sums of blocks and then the ids of one block: a running sum over
-  a whole vocabulary would cost more than a small model. Never an id that is
-  not kept.
-  """
+def _blocks(logits_SV: jax.Array) -> jax.Array:
+  """Logits as [S, blocks, ids of a block], padded by ids that have no mass."""
   S, V = logits_SV.shape
   width = _block_width(V)
   n = -(-V // width)
   if n * width > V:
-    logits_SV = jnp.pad(
-      logits_SV, ((0, 0), (0, n * width - V)), constant_values=-jnp.inf
-    )
-  blocks = logits_SV.reshape(S, n, width)
+    padding = ((0, 0), (0, n * width - V))
+    logits_SV = jnp.pad(logits_SV, padding, constant_values=-jnp.inf)
+  return logits_SV.reshape(S, n, width)
 
-  def kept(logits):
-    z, mass = _tempered(logits, largest_S, divisor_S)
-    return jnp.where(z >= _wide(floor_S, z), mass, 0.0)
 
-  sums = kept(blocks).sum(-1)
-  upto = jnp.cumsum(sums, -1)
+def _inverse_cdf(
+  sums_Sn: jax.Array, inside: Callable, u_S: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """int32[S] first ids at which the running mass exceeds u * total; the total.
+
+  Two levels, sums of blocks and then the ids of one block: a running sum over
+  a whole vocabulary would cost more than a small model. Never an id without
+  mass.
+
+  Args:
+    sums_Sn: mass of each block. inside: blocks [S] -> masses in them [S, W].
+  """
+  upto = jnp.cumsum(sums_Sn, -1)
   target = u_S * upto[:, -1]
-  block = _first_above(upto, target, sums)
+  block = _first_above(upto, target, sums_Sn)
   before = jnp.where(
     block == 0,
     0.0,
     jnp.take_along_axis(upto, jnp.maximum(block - 1, 0)[:, None], 1)[:, 0],
   )
-  inside = kept(jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0])
-  at = _first_above(jnp.cumsum(inside, -1), target - before, inside)
-  return (block * width + at).astype(jnp.int32), upto[:, -1]
+  mass = inside(block)
+  at = _first_above(jnp.cumsum(mass, -1), target - before, mass)
+  return (block * mass.shape[1] + at).astype(jnp.int32), upto[:, -1]
 
 
 def _block_width(n: int) -> int:

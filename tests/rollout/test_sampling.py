@@ -8,6 +8,7 @@ import pytest
 from agentjax.rollout import sampling
 from agentjax.rollout.sampling import (
   Sampling,
+  _blocks,
   _inverse_cdf,
   sample,
   trajectory_key,
@@ -78,8 +79,9 @@ def test_log_probs_are_of_the_distribution_sampled_from():
       )
 
 
-def test_a_neighbour_that_truncates_changes_no_bit():
-  z = np.random.default_rng(1).normal(size=(2, 50)).astype(np.float32)
+@pytest.mark.parametrize('V', [50, 16384])
+def test_a_neighbour_that_truncates_changes_no_bit(V):
+  z = np.random.default_rng(1).normal(size=(2, V)).astype(np.float32)
   u = np.array([0.3, 0.6], np.float32)
   ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
   none = np.zeros(2, np.int32)
@@ -138,9 +140,10 @@ def test_the_inverse_cdf_is_exact_and_never_picks_no_mass(V):
   u = rng.random(200).astype(np.float32)
   u[:2] = 0.0, np.nextafter(np.float32(1), np.float32(0))
   with np.errstate(divide='ignore'):
-    z = np.log(mass)
-  ones = np.ones(200, np.float32)
-  token, total = _inverse_cdf(z, ones * 0, ones, ones * -np.inf, u)
+    blocks = np.exp(_blocks(np.log(mass)))
+  token, total = _inverse_cdf(
+    blocks.sum(-1), lambda block: blocks[np.arange(200), block], u
+  )
   token = np.asarray(token)
   np.testing.assert_allclose(total, mass.sum(1), rtol=1e-5)
   upto = np.cumsum(mass.astype(np.float64), 1)
