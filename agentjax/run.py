@@ -8,6 +8,7 @@ under the step's own name, so that a run that was killed goes on exactly.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -409,6 +410,8 @@ class Run:
 
   def stopped(self) -> str:
     """What there is to say when a person stops the run."""
+    # Threads of a save that is cut off would each print a traceback.
+    threading.excepthook = lambda _: None
     kept = self.checkpoints.latest
     at = 'the start' if kept is None else f'the checkpoint of step {kept}'
     return f'stopped at step {self.step}; the same command goes on from {at}'

@@ -29,6 +29,8 @@ from ml_collections import config_flags
 
 from experiments import overrides
 
+STOPPED = 130  # by a person: 128 and the number of SIGINT
+
 
 def parse(argv: Sequence[str]) -> tuple[ml_collections.FrozenConfigDict, str]:
   """Reads a command line (its first element is the program's name).
@@ -132,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(argv)
   except KeyboardInterrupt as e:  # `train` says in it where it stopped
     print(str(e) or 'stopped', file=sys.stderr)
-    return 130
+    return STOPPED
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -154,5 +156,17 @@ def _run(argv: Sequence[str]) -> int:
   return 0
 
 
+def _end(code: int) -> None:
+  """Ends the process; after a stop nothing is printed behind its line.
+
+  Orbax's threads, of a save that was cut off, print tracebacks while the
+  interpreter goes down.
+  """
+  if code == STOPPED:
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+  sys.exit(code)
+
+
 if __name__ == '__main__':
-  sys.exit(main())
+  _end(main())
