@@ -84,11 +84,11 @@ def get_config() -> ml_collections.ConfigDict:
           'clip_low': 0.2,
           'clip_high': 0.28,
         },
-        'rows': 16,
+        'rows': 4,
         'length': 112,
         'shares': (0.5, 1.0),
         'kl_coef': 0.05,
-        'unroll': False,
+        'unroll': True,
         'remat': False,
       },
       'optimizer': {
