@@ -5,8 +5,8 @@ Command:  make quickstart
 Hardware: any.
 Expected: a policy that does what its imperfect demonstrations did succeeds on
           about half of the held-out tasks, and on nearly all after GRPO.
-Measured: 0.52, 0.48, 0.49 before and 0.95, 0.93, 0.91 after GRPO for seeds
-          0, 1, 2 (2026-11-29, experiments/LOG.md).
+Measured: 0.52, 0.51, 0.46 before and 0.95, 0.94, 0.91 after GRPO for seeds
+          0, 1, 2; 289 s on 2 cores (2026-11-30, experiments/LOG.md).
 """
 
 import ml_collections
