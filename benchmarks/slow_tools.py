@@ -10,7 +10,6 @@ the same trajectories.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import time
 import zlib
 
@@ -140,9 +139,7 @@ def run(
     context=shape.context,
     observation_tokens=OBSERVATION,
   )
-  # All episodes at once, more than there are slots, where `collect` can.
-  arguments = inspect.signature(collect).parameters
-  more = {'in_flight': shape.episodes} if 'in_flight' in arguments else {}
+  # All episodes at once, more than there are slots.
   clock = Clock()
   groups = collect(
     tasks(shape, vocabulary),
@@ -156,7 +153,7 @@ def run(
     draw=0,
     tool_threads=shape.episodes,  # no tool waits for another
     stats=stats,
-    **more,
+    in_flight=shape.episodes,
   )
   out = clock.read()
   made = [t for group in groups for t in group.trajectories]

@@ -454,7 +454,6 @@ class Engine:
     self.stats.tokens_sampled += int(counts.sum())
     self.stats.live_steps += int(counts.sum())
     self.stats.slot_steps += int(counts.max(initial=0)) * self.n_slots
-    self.stats.chunks += 1
     self.stats.decode_seconds += time.monotonic() - began
     return done
 

@@ -71,7 +71,7 @@ class Parked:
   """A slot's content in host memory; fits into any slot of its engine.
 
   Attributes:
-    row: of `Store.take`. length: positions of it that are of use.
+    row: of `Store.take`, as NumPy arrays. hidden_D: of the last token.
     turn: under way when it was parked, or None.
   """
 
@@ -99,7 +99,6 @@ class Stats:
   prefill_seconds: float = 0.0
   live_steps: int = 0  # slot-steps that sampled a token
   slot_steps: int = 0  # slot-steps that ran
-  chunks: int = 0
   parked: int = 0  # rows that were moved to host memory
   parked_bytes: int = 0
 

@@ -96,7 +96,10 @@ class State:
   def take(self, slot: int, length: int) -> Any:
     """The first `length` positions of a row, in host memory."""
     n = self._prefix(length)
-    return self._programs.take_row(self.cache, np.int32(slot), n=n)
+    # On a TPU or a GPU what a program returns is in device memory still.
+    return jax.device_get(
+      self._programs.take_row(self.cache, np.int32(slot), n=n)
+    )
 
   def put(self, slot: int, hidden_D: jax.Array, row: Any) -> None:
     """What `take` gave, in a slot, with its hidden state."""
