@@ -19,7 +19,8 @@ from agentjax.model import transformer
 from agentjax.model.cache import Spans
 from agentjax.model.mesh import make_mesh
 from agentjax.model.presets import QWEN2_5_0_5B, QWEN2_5_1_5B
-from agentjax.model.ragged import Ragged, best_store
+from agentjax.model.ragged import Ragged
+from agentjax.model.stores import best_store
 from agentjax.rollout.programs import Programs
 from agentjax.text.stop import StopAutomaton
 

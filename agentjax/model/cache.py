@@ -2,8 +2,8 @@
 
 Floor 1, model/. A store says how a slot's row lies in memory, writes new
 tokens into it and attends over it; `transformer.extend` calls it once a layer
-and knows no layout. Two stores: `Spans`, plain XLA for every backend, and
-`ragged.Ragged`, the kernel for TPU.
+and knows no layout. `Spans`, plain XLA for every backend, stands here; the kernels
+are `ragged.Ragged` for TPU and `fused.Fused` for NVIDIA GPUs.
 
 Why rows of slots and no pages, on paper: Qwen2.5-7B in bfloat16 on a v5p host
 (4 chips, 380 GB, 11.06 TB/s together), contexts of 32,768. A token's keys and
@@ -263,6 +263,11 @@ def set_positions(axis: int, x, at_T, new_TKQ, *row) -> jax.Array:
   if not row:  # one index alone leaves its axis where it is
     new_TKQ = new_TKQ.transpose((1, 2, 0) if axis == -1 else (1, 0, 2))
   return x.at[at].set(new_TKQ, mode='drop')
+
+
+def set_tokens(x, at_T, new_TKQ, *row) -> jax.Array:
+  """As `set_positions`, where positions are the first axis of a row."""
+  return x.at[(*row, at_T)].set(new_TKQ, mode='drop')
 
 
 def scale_queries(q: jax.Array, config: ModelConfig) -> jax.Array:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentjax.model import mesh as meshes
-from agentjax.model.cache import Cache, Fresh, Spans, Store, doubling
+from agentjax.model.cache import Cache, Fresh, doubling, set_tokens
 from agentjax.model.config import ModelConfig
 
 LANES = 128  # of a TPU vector: head sizes that are no multiple do not tile
@@ -96,10 +95,10 @@ class Ragged:
     new = new.astype(self.dtype)
     kv, slot = layer['kv'], seen.fresh.slot
     if slot is None:
-      kv = jax.vmap(_set)(kv, seen.at_BT, new)
+      kv = jax.vmap(set_tokens)(kv, seen.at_BT, new)
     else:
       kv = meshes.write_in_row(
-        _set, kv, slot, self.mesh, seen.at_BT[0], new[0], beyond=kv.shape[1]
+        set_tokens, kv, slot, self.mesh, seen.at_BT[0], new[0], beyond=kv.shape[1]
       )
     attend = functools.partial(self._attend, kind=kind, all_slots=slot is None)
     slot = jnp.int32(0) if slot is None else slot
@@ -159,18 +158,3 @@ class Ragged:
       {'kv': meshes.write_row(layer['kv'], new['kv'], slot, self.mesh)}
       for layer, new in zip(cache, row, strict=True)
     ]
-
-
-def _set(x, at_T, new_T2KQ, *row) -> jax.Array:
-  """New tokens at positions of a row, or of row `row` of x; others dropped."""
-  return x.at[(*row, at_T)].set(new_T2KQ, mode='drop')
-
-
-def best_store(
-  config: ModelConfig, dtype: str, mesh: Mesh | None
-) -> Callable[..., Store]:
-  """The store for the devices at hand: the kernel on TPU, where it fits the
-  model, and plain XLA elsewhere."""
-  devices = jax.devices() if mesh is None else mesh.devices.flat
-  on_tpu = devices[0].platform == 'tpu'
-  return Ragged if on_tpu and Ragged.fits(config, dtype, mesh) else Spans

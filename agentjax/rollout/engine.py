@@ -32,7 +32,7 @@ from jax.sharding import Mesh
 from agentjax.model import transformer
 from agentjax.model.cache import Store
 from agentjax.model.config import ModelConfig
-from agentjax.model.ragged import best_store
+from agentjax.model.stores import best_store
 from agentjax.rollout import decode
 from agentjax.rollout.programs import Programs
 from agentjax.rollout.sampling import Sampling, trajectory_key

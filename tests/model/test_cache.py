@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 from agentjax.model import transformer
 from agentjax.model.cache import Fresh, Spans
 from agentjax.model.config import ModelConfig
+from agentjax.model.fused import Fused
 from agentjax.model.ragged import Ragged
+from agentjax.model.stores import best_store
 
 CONFIG = ModelConfig(
   vocab_size=40,
@@ -33,6 +36,8 @@ STORES = {
   'spans': functools.partial(Spans, first=64),
   'one span': functools.partial(Spans, first=LENGTH),
   'ragged': functools.partial(Ragged, page=64),
+  # What cuDNN computes, by the other implementation of the same function.
+  'fused': functools.partial(Fused, first=64, implementation='xla'),
 }
 
 
@@ -74,6 +79,11 @@ def whole(keys, kind, config):
 def test_every_store_attends_to_what_is_there(name, kind, softcap, interpreted):
   """Rows of 1 to 300 tokens, filled in pieces, then a token in some."""
   config = dataclasses.replace(CONFIG, attn_softcap=softcap)
+  if name == 'fused':
+    config = dataclasses.replace(config, layers=(((kind,), 2),))
+    if kind == 'local' or softcap:
+      assert not Fused.fits(config, 'bfloat16', None)
+      return
   store = STORES[name](config, 4, LENGTH, jnp.float32)
   H, K, Q = config.heads, config.kv_heads, config.head_size
   rng = np.random.default_rng(0)
@@ -136,3 +146,21 @@ def test_the_kernel_is_refused_where_it_does_not_fit():
   assert not Ragged.fits(CONFIG, 'float32', None)
   small = dataclasses.replace(CONFIG, head_size=64)
   assert not Ragged.fits(small, 'bfloat16', None)
+  plain = dataclasses.replace(
+    CONFIG, layers=((('global',), 1),), attn_softcap=0.0
+  )
+  assert Fused.fits(plain, 'bfloat16', None)
+  assert not Fused.fits(plain, 'float32', None)
+  wide = dataclasses.replace(plain, head_size=256)
+  assert not Fused.fits(wide, 'bfloat16', None)
+
+
+@pytest.mark.parametrize('platform, store', [('gpu', Fused), ('cpu', Spans)])
+def test_the_store_goes_by_the_platform(platform, store, monkeypatch):
+  device = types.SimpleNamespace(platform=platform)
+  monkeypatch.setattr(jax, 'devices', lambda: [device])
+  plain = dataclasses.replace(
+    CONFIG, layers=((('global',), 1),), attn_softcap=0.0
+  )
+  assert best_store(plain, 'bfloat16', None) is store
+  assert best_store(plain, 'float32', None) is Spans
