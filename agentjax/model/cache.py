@@ -2,8 +2,8 @@
 
 Floor 1, model/. A store says how a slot's row lies in memory, writes new
 tokens into it and attends over it; `transformer.extend` calls it once a layer
-and knows no layout. `Spans`, plain XLA for every backend, stands here; the kernels
-are `ragged.Ragged` for TPU and `fused.Fused` for NVIDIA GPUs.
+and knows no layout. `Spans`, plain XLA for every backend, stands here; kernels
+are in `ragged.Ragged` for TPU and `fused.Fused` for NVIDIA GPUs.
 
 Why rows of slots and no pages, on paper: Qwen2.5-7B in bfloat16 on a v5p host
 (4 chips, 380 GB, 11.06 TB/s together), contexts of 32,768. A token's keys and

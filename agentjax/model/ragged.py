@@ -98,7 +98,13 @@ class Ragged:
       kv = jax.vmap(set_tokens)(kv, seen.at_BT, new)
     else:
       kv = meshes.write_in_row(
-        set_tokens, kv, slot, self.mesh, seen.at_BT[0], new[0], beyond=kv.shape[1]
+        set_tokens,
+        kv,
+        slot,
+        self.mesh,
+        seen.at_BT[0],
+        new[0],
+        beyond=kv.shape[1],
       )
     attend = functools.partial(self._attend, kind=kind, all_slots=slot is None)
     slot = jnp.int32(0) if slot is None else slot

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import literals
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
@@ -164,3 +165,36 @@ def test_the_store_goes_by_the_platform(platform, store, monkeypatch):
   )
   assert best_store(plain, 'bfloat16', None) is store
   assert best_store(plain, 'float32', None) is Spans
+
+
+@pytest.mark.parametrize('slot', [None, 1])
+def test_the_store_of_gpus_calls_cudnn(slot, monkeypatch):
+  """Lowered for CUDA; no GPU and no cuDNN is here, so both are claimed."""
+  monkeypatch.setattr(cudnn, 'check_cudnn_version', lambda: 91200)
+  monkeypatch.setattr(cudnn, 'check_compute_capability', lambda _: True)
+  monkeypatch.setattr(
+    cudnn, 'is_cuda_compute_capability_equal', lambda _: False
+  )
+  config = dataclasses.replace(
+    CONFIG, layers=((('global',), 1),), attn_softcap=0.0
+  )
+  store = Fused(config, 4, 1024)
+  B, T = (4, 1) if slot is None else (1, 64)
+
+  def attend(layer, q, k, v, start, count):
+    seen = store.see(Fresh(start, count, slot), T)
+    return store.attend(q, k, v, layer, 'global', seen)
+
+  def heads(n):
+    return jax.ShapeDtypeStruct((B, T, n, 128), jnp.bfloat16)
+
+  row = jax.ShapeDtypeStruct((B,), jnp.int32)
+  text = (
+    jax.jit(attend)
+    .trace(store.init()[0], heads(4), heads(2), heads(2), row, row)
+    .lower(lowering_platforms=('cuda',))
+    .as_text()
+  )
+  # One call for decoding; one a prefix of the row for a prompt.
+  calls = text.count('custom_call @__cudnn')
+  assert calls == (1 if slot is None else len(store.prefixes))
