@@ -138,19 +138,24 @@ def test_the_gradient_is_that_of_the_written_loss():
   """One unpacked trajectory at a time, from whole logits, by finite sums."""
   from agentjax.model import transformer
 
+  longest = max(map(len, EXAMPLES))
+
+  @jax.jit
+  def whole(params, tokens, n):
+    t = jax.numpy.arange(longest)
+    hidden = transformer.forward(
+      params, tokens[None], t[None], (t < n).astype(int)[None], CONFIG
+    )
+    logits = transformer.logits(params, hidden, CONFIG)
+    return jax.nn.log_softmax(logits, -1)[0]
+
   def plain(params):
     total, count = 0.0, 0
     for e, c in zip(EXAMPLES, CREDIT, strict=True):
-      tokens = e.tokens()[None]
-      hidden = transformer.forward(
-        params, tokens, np.arange(len(e))[None], np.ones_like(tokens),
-        CONFIG,
-      )  # fmt: skip
-      logp = jax.nn.log_softmax(transformer.logits(params, hidden, CONFIG), -1)[
-        0
-      ]
+      tokens = np.pad(e.tokens(), (0, longest - len(e)))
+      logp = whole(params, tokens, len(e))
       for t in np.flatnonzero(e.loss_mask()):
-        ratio = jax.numpy.exp(logp[t - 1, tokens[0, t]] + 3.0)
+        ratio = jax.numpy.exp(logp[t - 1, tokens[t]] + 3.0)
         total += -jax.numpy.minimum(
           c * ratio, c * jax.numpy.clip(ratio, 0.8, 1.2)
         )

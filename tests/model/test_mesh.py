@@ -71,6 +71,12 @@ def test_every_case_of_the_worker_is_asked_for(outcome):
   assert list(outcome[0]) == CASES, outcome[1]
 
 
+def test_one_process_has_all_of_these_tests(request):
+  """Else each of them runs the worker: `xdist_group` has to be understood."""
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    assert request.node.nodeid.endswith('@mesh')
+
+
 def test_activations_are_never_copied_to_every_chip(outcome):
   assert 'Involuntary full rematerialization' not in outcome[1]
 
