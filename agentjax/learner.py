@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,73 +36,15 @@ from jax.sharding import (
 from agentjax import update
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
+from agentjax.model.attention import Attention, best_attention
 from agentjax.model.config import ModelConfig
+from agentjax.optimizers import check_numbers
 from agentjax.rl import losses
 from agentjax.rl.batch import Batch, add_rows, empty_batch
 from agentjax.rl.losses import PolicyLoss
 from agentjax.update import State, Sums
 
 Loss = Callable[..., PolicyLoss]
-
-
-def check_numbers(**values: float) -> None:
-  """Raises ValueError, with the name, unless all are finite and 0 or more."""
-  for name, value in values.items():
-    if not 0 <= value < math.inf:
-      raise ValueError(f'{name} is {value}: give a finite number, 0 or more')
-
-
-def adamw(
-  learning_rate: float,
-  *,
-  warmup_steps: int = 0,
-  decay_steps: int = 0,
-  weight_decay: float = 0.0,
-  b1: float = 0.9,
-  b2: float = 0.95,
-  eps: float = 1e-8,
-  max_grad_norm: float = 1.0,
-) -> optax.GradientTransformation:
-  """AdamW behind a global-norm clip, with a schedule by optimizer step.
-
-  Linear warm-up from learning_rate / warmup_steps, then constant, or with
-  `decay_steps` (counted from the start) a cosine to a tenth of it.
-
-  Raises:
-    ValueError: a number that no optimizer can have, such as NaN.
-  """
-  check_numbers(
-    learning_rate=learning_rate,
-    warmup_steps=warmup_steps,
-    decay_steps=decay_steps,
-    weight_decay=weight_decay,
-    b1=b1,
-    b2=b2,
-    eps=eps,
-    max_grad_norm=max_grad_norm,
-  )
-  if max(b1, b2) >= 1 or max_grad_norm == 0:
-    raise ValueError(
-      f'b1 {b1}, b2 {b2}, max_grad_norm {max_grad_norm}: give b1 and b2 below '
-      '1, and a norm above 0'
-    )
-  if decay_steps and decay_steps <= warmup_steps:
-    raise ValueError(
-      f'decay_steps {decay_steps} must exceed warmup_steps {warmup_steps}'
-    )
-
-  def schedule(count):
-    warm = jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
-    if not decay_steps:
-      return learning_rate * warm
-    done = (count - warmup_steps) / (decay_steps - warmup_steps)
-    cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done, 0.0, 1.0)))
-    return learning_rate * warm * (0.1 + 0.9 * cosine)
-
-  return optax.chain(
-    optax.clip_by_global_norm(max_grad_norm),
-    optax.adamw(schedule, b1, b2, eps, weight_decay=weight_decay),
-  )
 
 
 class Learner:
@@ -120,7 +61,8 @@ class Learner:
     entropy_coef: weight of the entropy bonus.
     chunk: tokens whose logits exist at once, on each part of the rows.
     dtype: of compute.
-    remat, unroll: see `transformer.forward`.
+    remat, unroll, attention: see `transformer.forward`; attention None is
+      `best_attention`'s for the devices and the length.
     mesh: None for one device.
   """
 
@@ -139,6 +81,7 @@ class Learner:
     dtype: str = 'float32',
     remat: bool = True,
     unroll: bool = False,
+    attention: Attention | None = None,
     mesh: Mesh | None = None,
   ):
     check_numbers(kl_coef=kl_coef, entropy_coef=entropy_coef)
@@ -176,6 +119,7 @@ class Learner:
       dtype=jnp.dtype(dtype),
       remat=remat,
       unroll=unroll,
+      attention=attention or best_attention(config, length, mesh),
     )
     self._jit(add)
 
@@ -222,14 +166,18 @@ class Learner:
 
   def _state_shardings(self, everywhere: NamedSharding) -> State:
     params = self.shardings()
-    like = jax.eval_shape(
-      self._optimizer.init, transformer.init_shapes(self.config)
-    )
+    shapes = transformer.init_shapes(self.config)
+
+    def place(leaf, sharding, param):
+      # Adafactor keeps rows and columns of a parameter, which are small.
+      return sharding if leaf.shape == param.shape else everywhere
+
     opt_state = optax.tree.map_params(
       self._optimizer,
-      lambda _, sharding: sharding,
-      like,
+      place,
+      jax.eval_shape(self._optimizer.init, shapes),
       params,
+      shapes,
       transform_non_params=lambda _: everywhere,
     )
     return State(params, opt_state, everywhere, everywhere)

@@ -23,7 +23,7 @@ from agentjax.model import transformer
 from agentjax.rl import kl, losses
 from agentjax.rl.batch import Batch
 from agentjax.rl.losses import Pair, weighted
-from agentjax.rl.token_stats import compact, token_stats
+from agentjax.rl.token_stats import Head, compact, token_stats
 
 
 class State(NamedTuple):
@@ -114,16 +114,19 @@ def _stats(params, batch, tokens: _Tokens, config, dtype, **options):
   hidden = transformer.forward(
     params, batch.tokens, batch.positions, batch.pack_ids, config,
     dtype=dtype, remat=options['remat'], unroll=options['unroll'],
+    attention=options['attention'],
   )  # fmt: skip
   hidden = _by_part(hidden, options['parts'])
   kernel = transformer.head_kernel(params)
   stats = functools.partial(
     token_stats,
-    unembed=lambda h: transformer.unembed(kernel, h, config),
+    finish=transformer.finisher(config),
     chunk=options['chunk'],
   )
   before = jax.vmap(lambda h, index: h[index])(hidden, tokens.before)
-  return jax.vmap(stats)(before, tokens.ids, tokens.temperature)
+  return jax.vmap(lambda h, *rest: stats(Head(h, kernel), *rest))(
+    before, tokens.ids, tokens.temperature
+  )
 
 
 def add(

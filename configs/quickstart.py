@@ -92,7 +92,7 @@ def get_config() -> ml_collections.ConfigDict:
         'remat': False,
       },
       'optimizer': {
-        'call': 'agentjax.learner.adamw',
+        'call': 'agentjax.optimizers.adamw',
         'learning_rate': 2e-4,
         'warmup_steps': 5,
       },
@@ -124,7 +124,7 @@ def get_config() -> ml_collections.ConfigDict:
         'per_step': 76,
       },
       'cold_start_optimizer': {
-        'call': 'agentjax.learner.adamw',
+        'call': 'agentjax.optimizers.adamw',
         'learning_rate': 5e-3,
         'warmup_steps': 20,
         'decay_steps': 800,

@@ -111,7 +111,7 @@ def get_config() -> ml_collections.ConfigDict:
         'unroll': True,
       },
       'optimizer': {
-        'call': 'agentjax.learner.adamw',
+        'call': 'agentjax.optimizers.adamw',
         'learning_rate': 2e-5,
         'warmup_steps': 2,
       },
@@ -131,7 +131,7 @@ def get_config() -> ml_collections.ConfigDict:
         'per_step': 8,
       },
       'cold_start_optimizer': {
-        'call': 'agentjax.learner.adamw',
+        'call': 'agentjax.optimizers.adamw',
         'learning_rate': 1e-4,
         'warmup_steps': 4,
         'decay_steps': 40,

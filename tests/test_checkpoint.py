@@ -17,7 +17,8 @@ from disks import small_disk
 
 from agentjax import storage
 from agentjax.checkpoint import Checkpoints, DamagedCheckpoint
-from agentjax.learner import Learner, adamw
+from agentjax.learner import Learner
+from agentjax.optimizers import adamw
 
 CONFIG = tiny_model.PLAIN
 

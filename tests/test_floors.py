@@ -26,6 +26,7 @@ FLOORS = {
   'agentjax.model': 1,
   'agentjax.env': 1,
   'agentjax.rl': 1,
+  'agentjax.optimizers': 1,
   'agentjax.events': 1,
   'agentjax.rollout': 2,
   'agentjax.learner': 2,
@@ -57,7 +58,11 @@ FLOORS = {
 # Floor 2 may import these parts of floor 1 and no others.
 PARTS = {
   'agentjax.rollout': {'agentjax.text', 'agentjax.model', 'agentjax.env'},
-  'agentjax.learner': {'agentjax.model', 'agentjax.rl'},
+  'agentjax.learner': {
+    'agentjax.model',
+    'agentjax.rl',
+    'agentjax.optimizers',
+  },
   'agentjax.update': {'agentjax.model', 'agentjax.rl'},
   'agentjax.checkpoint': {'agentjax.model'},
   'agentjax.recorder': {'agentjax.events'},

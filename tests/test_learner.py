@@ -10,7 +10,8 @@ from fakes import trajectory
 from tiny_model import PLAIN as CONFIG
 from tiny_model import params as tiny_params
 
-from agentjax.learner import Learner, adamw
+from agentjax.learner import Learner
+from agentjax.optimizers import adamw
 from agentjax.rl import losses
 from agentjax.rl.batch import Batch, pack
 from agentjax.types import Status
@@ -182,26 +183,6 @@ def test_kl_to_a_reference_has_a_gradient_and_vanishes_at_itself():
   assert max(np.abs(g).max() for g in jax.tree.leaves(away[0])) > 1e-3
 
 
-def test_the_learning_rate_by_hand():
-  def rates(n, **kw):
-    """Adam's first steps move a constant gradient's weight by the rate."""
-    opt = adamw(0.1, b1=0.0, b2=0.0, eps=0.0, max_grad_norm=1e9, **kw)
-    w = np.float32(0)
-    state, out = opt.init(w), []
-    for _ in range(n):
-      update, state = opt.update(np.float32(1), state, w)
-      out.append(-float(update))
-    return out
-
-  np.testing.assert_allclose(rates(3), [0.1, 0.1, 0.1], rtol=1e-5)
-  np.testing.assert_allclose(
-    rates(5, warmup_steps=4), [0.025, 0.05, 0.075, 0.1, 0.1], rtol=1e-5
-  )
-  np.testing.assert_allclose(rates(5, decay_steps=4)[-1], 0.01, rtol=1e-4)
-  with pytest.raises(ValueError, match='decay_steps 3'):
-    adamw(0.1, warmup_steps=3, decay_steps=3)
-
-
 def test_sft_trains_the_one_token_of_a_short_answer():
   """Exactly one position has a loss: the one that predicts it."""
   t = trajectory([('p', [5, 6, 7]), ('m', [8])])
@@ -235,25 +216,6 @@ def test_new_weights_that_are_not_finite_are_skipped_and_counted(bad):
   jax.tree.map(lambda g: np.testing.assert_array_equal(g, 0), gradient)
   assert metrics['skipped_updates'] == 1
   assert np.isfinite(metrics['grad_norm'])
-
-
-@pytest.mark.parametrize(
-  ('options', 'said'),
-  [
-    ({'learning_rate': float('nan')}, 'learning_rate is nan: give a finite'),
-    ({'learning_rate': -1.0}, 'learning_rate is -1.0'),
-    ({'learning_rate': float('inf')}, 'learning_rate is inf'),
-    ({'weight_decay': -0.1}, 'weight_decay is -0.1'),
-    ({'warmup_steps': -1}, 'warmup_steps is -1'),
-    ({'eps': float('nan')}, 'eps is nan'),
-    ({'b1': 1.0}, 'give b1 and b2 below 1'),
-    ({'b2': -0.5}, 'b2 is -0.5'),
-    ({'max_grad_norm': 0.0}, 'a norm above 0'),
-  ],
-)
-def test_an_optimizer_of_no_numbers_is_refused(options, said):
-  with pytest.raises(ValueError, match=said):
-    adamw(**{'learning_rate': 1e-3} | options)
 
 
 @pytest.mark.parametrize(

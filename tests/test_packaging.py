@@ -100,7 +100,8 @@ print(json.dumps({
 TRAINS = """
 import agentjax, functools, json
 from agentjax.env import arithmetic
-from agentjax.learner import Learner, adamw
+from agentjax.learner import Learner
+from agentjax.optimizers import adamw
 from agentjax.model.config import ModelConfig
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Limits

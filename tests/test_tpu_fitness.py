@@ -4,35 +4,30 @@ XLA's TPU compiler comes with the package libtpu (`pip install '.[tpu]'`) and
 needs no TPU. What it says is printed: `pytest -rP -m long -k tpu`.
 """
 
-import collections
 import importlib.util
 import math
-import os
 import re
 
 import jax
 import pytest
 import requirements
 
-from agentjax.learner import Learner, adamw
-from agentjax.model import transformer
+from agentjax.learner import Learner
+from agentjax.model import ahead, transformer
 from agentjax.model.cache import Spans
 from agentjax.model.mesh import make_mesh
 from agentjax.model.presets import QWEN2_5_0_5B, QWEN2_5_1_5B
 from agentjax.model.ragged import Ragged
 from agentjax.model.stores import best_store
+from agentjax.optimizers import adamw
 from agentjax.rollout.programs import Programs
 from agentjax.text.stop import StopAutomaton
 
 pytestmark = pytest.mark.long
 
 TOPOLOGY = 'v5p:2x2x2'  # two hosts of four chips
-HBM = 95e9  # bytes of a chip
+CHIP = 'TPU v5'
 SLOTS, CONTEXT, ROWS, LENGTH = 32, 2048, 8, 2048
-COLLECTIVE = re.compile(
-  r'= (?P<shape>.*?) (?P<name>all-gather|all-reduce|reduce-scatter|all-to-all|'
-  r'collective-permute)(-start)?\('
-)
 
 
 @pytest.fixture(scope='module')
@@ -42,38 +37,16 @@ def chips():
     importlib.util.find_spec('libtpu') is not None,
     "pip install '.[tpu]'",
   )
-  # It asks the cloud's metadata server for a TPU otherwise.
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
-  from jax.experimental import topologies
-
-  # A program for absent chips can be written into the cache, not read back.
-  kept = jax.config.jax_enable_compilation_cache
-  jax.config.update('jax_enable_compilation_cache', False)
-  yield topologies.get_topology_desc(TOPOLOGY, 'tpu').devices
-  jax.config.update('jax_enable_compilation_cache', kept)
+  with ahead.chips(TOPOLOGY) as devices:
+    yield devices
 
 
 def compiled(name, lowered):
   """(arguments, other bytes per chip, collectives and their shapes)."""
-  program = lowered.compile()
-  memory = program.memory_analysis()
-  arguments = memory.argument_size_in_bytes
-  rest = (
-    memory.output_size_in_bytes
-    - memory.alias_size_in_bytes
-    + memory.temp_size_in_bytes
-  )
-  found = [
-    (m['name'], m['shape']) for m in COLLECTIVE.finditer(program.as_text())
-  ]
-  print(
-    f'{name}: {arguments / 2**20:.0f} MiB of arguments and {rest / 2**20:.0f} '
-    f'MiB more per chip, {program.cost_analysis()["flops"]:.2e} FLOPs'
-  )
-  for (kind, shape), n in collections.Counter(found).most_common():
-    print(f'  {n} x {kind} {shape[:90]}')
-  assert arguments + rest < HBM
-  return arguments, rest, found
+  found = ahead.needs(lowered)
+  print('\n'.join(found.lines(name)))
+  assert found.bytes < ahead.HBM[CHIP]
+  return found.arguments, found.bytes - found.arguments, found.collectives
 
 
 @pytest.fixture(scope='module')

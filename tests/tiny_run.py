@@ -99,7 +99,7 @@ def get_config() -> ml_collections.ConfigDict:
         'remat': False,
       },
       'optimizer': {
-        'call': 'agentjax.learner.adamw',
+        'call': 'agentjax.optimizers.adamw',
         'learning_rate': 1e-3,
         'warmup_steps': 3,
       },
@@ -116,7 +116,7 @@ def get_config() -> ml_collections.ConfigDict:
         'per_step': 12,
       },
       'cold_start_optimizer': {
-        'call': 'agentjax.learner.adamw',
+        'call': 'agentjax.optimizers.adamw',
         'learning_rate': 2e-2,
         'decay_steps': 60,
       },

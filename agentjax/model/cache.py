@@ -38,6 +38,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentjax.model import mesh as meshes
+from agentjax.model.attention import scale_queries
 from agentjax.model.config import ModelConfig
 from agentjax.model.precision import NEVER, precision
 
@@ -268,13 +269,6 @@ def set_positions(axis: int, x, at_T, new_TKQ, *row) -> jax.Array:
 def set_tokens(x, at_T, new_TKQ, *row) -> jax.Array:
   """As `set_positions`, where positions are the first axis of a row."""
   return x.at[(*row, at_T)].set(new_TKQ, mode='drop')
-
-
-def scale_queries(q: jax.Array, config: ModelConfig) -> jax.Array:
-  """Queries as the scores want them."""
-  scale = config.query_scale
-  scale = config.head_size**-0.5 if scale is None else scale
-  return q * jnp.asarray(scale, q.dtype)
 
 
 def _look(carry, q_BKRQ, k_BKQN, v_BKNQ, mask_BTN, config):

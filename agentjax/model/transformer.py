@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from agentjax.model.cache import Cache, Fresh, Store, scale_queries
+from agentjax.model.attention import Rows, plain
+from agentjax.model.cache import Cache, Fresh, Store
 from agentjax.model.config import ModelConfig
 from agentjax.model.mesh import constrain
 from agentjax.model.precision import NEVER, precision
@@ -73,36 +74,6 @@ def _rotate(x_BTHQ: jax.Array, cos_BTQ, sin_BTQ) -> jax.Array:
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(
     x_BTHQ.dtype
   )
-
-
-def attend(
-  q_BTHQ: jax.Array,
-  k_BSKQ: jax.Array,
-  v_BSKQ: jax.Array,
-  mask_BTS: jax.Array,
-  config: ModelConfig,
-) -> jax.Array:
-  """Grouped-query attention, softmax in float32; returns [B, T, H, Q].
-
-  `mask_BTS` is True where a query may see a key. A query that sees no key
-  returns a finite value that nothing may use.
-  """
-  B, T, H, Q = q_BTHQ.shape
-  K = k_BSKQ.shape[2]
-  q = scale_queries(q_BTHQ, config).reshape(B, T, K, H // K, Q)
-  scores = jnp.einsum(
-    'btkgq,bskq->bkgts',
-    q,
-    k_BSKQ.astype(q.dtype),
-    precision=precision(q),
-    preferred_element_type=jnp.float32,
-  )
-  if config.attn_softcap:
-    scores = config.attn_softcap * jnp.tanh(scores / config.attn_softcap)
-  scores = jnp.where(mask_BTS[:, None, None], scores, NEVER)
-  weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-  out = _einsum('bkgts,bskq->btkgq', weights, v_BSKQ)
-  return out.reshape(B, T, H, Q)
 
 
 # ---- the block ------------------------------------------------------------
@@ -281,6 +252,7 @@ def forward(
   dtype=jnp.float32,
   remat: bool = True,
   unroll: bool = False,
+  attention: Callable = plain,
 ) -> jax.Array:
   """Hidden states [B, T, D] after the final norm; the learner's path.
 
@@ -290,22 +262,18 @@ def forward(
       with the same id.
     dtype: of compute. remat: recompute a block in the backward pass.
     unroll: no scan over layers: faster on CPU, slower to compile.
+    attention: an `attention.Attention`, such as `attention.plain`.
   """
-  T = tokens_BT.shape[1]
-  t = jnp.arange(T)
-  mask = (t[:, None] >= t[None, :])[None] & (
-    pack_ids_BT[:, :, None] == pack_ids_BT[:, None, :]
-  )
-  kinds = set(config.layer_kinds)
-  masks, tables = {}, {}
-  for kind in kinds:
-    near = positions_BT[:, :, None] - positions_BT[:, None, :] < config.window
-    masks[kind] = mask & near if kind == 'local' else mask
-    tables[kind] = rope_tables(positions_BT, config, kind)
+  rows = Rows(pack_ids_BT, positions_BT)
+  # Behind a barrier: XLA would take every cosine again in every layer.
+  tables = {
+    kind: jax.lax.optimization_barrier(rope_tables(positions_BT, config, kind))
+    for kind in set(config.layer_kinds)
+  }
 
   def layer(kind, x, params):
     def see(q, k, v):
-      return attend(q, k, v, masks[kind], config), None
+      return attention(q, k, v, rows, kind, config), None
 
     x, _ = _apply(params, x, *tables[kind], see, config)
     return constrain(x, 'batch', 'length', 'none')
@@ -332,6 +300,22 @@ def head_kernel(params: Params) -> jax.Array:
   return params['embed']['table'].T
 
 
+@functools.cache
+def finisher(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
+  """What becomes of float32 products with the head: soft-cap, `NEVER` on
+  padding. The same object for the same config."""
+
+  def finish(logits):
+    if config.final_softcap:
+      logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
+    if config.padded_vocab > config.vocab_size:
+      has_text = jnp.arange(config.padded_vocab) < config.vocab_size
+      logits = jnp.where(has_text, logits, NEVER)
+    return logits
+
+  return finish
+
+
 def unembed(kernel_DV, hidden: jax.Array, config: ModelConfig) -> jax.Array:
   """Float32 logits [..., V] of hidden states [..., D]; `NEVER` on padding."""
   logits = jnp.einsum(
@@ -341,12 +325,7 @@ def unembed(kernel_DV, hidden: jax.Array, config: ModelConfig) -> jax.Array:
     precision=precision(hidden),
     preferred_element_type=jnp.float32,
   )
-  if config.final_softcap:
-    logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
-  if config.padded_vocab > config.vocab_size:
-    has_text = jnp.arange(config.padded_vocab) < config.vocab_size
-    logits = jnp.where(has_text, logits, NEVER)
-  return logits
+  return finisher(config)(logits)
 
 
 def logits(params: Params, hidden, config: ModelConfig) -> jax.Array:

@@ -1,15 +1,20 @@
-"""Log-prob and entropy of tokens, without logits of a whole batch.
+"""Statistics of tokens from hidden states, without logits of a whole batch.
 
 Floor 1, rl/. The head and the softmax cost more memory than the model: rows
 that carry no loss are left out first (observations are most of an agent's
-tokens), and the rest goes through the head in chunks that the backward pass
-computes again. Knows no model: `unembed` maps hidden states to logits.
+tokens), and the rest goes through the head in chunks. What the backward pass
+needs of a chunk's logits it computes again; only numbers per token are kept.
+Knows no model: what it is given is a kernel, and what becomes of its logits.
 
-Letters: N tokens, C chunk, V vocabulary, D width.
+One operation serves the learner, its reference, supervised training, reward
+models and filters by perplexity.
+
+Letters: N tokens, C chunk, V vocabulary, D width, M kept ids of a token.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,52 +23,226 @@ import jax.numpy as jnp
 
 
 class TokenStats(NamedTuple):
-  """float32[N] each, of the tempered distribution."""
+  """float32[N] each, of softmax(logits / temperature)."""
 
-  logprobs_N: jax.Array
-  entropy_N: jax.Array
+  logprobs_N: jax.Array  # of the tokens; renormalised where ids are kept
+  entropy_N: jax.Array  # of the whole distribution, whatever is kept
+  log_total_N: jax.Array  # log-sum-exp of the tempered logits
+  kl_N: jax.Array  # KL(this || reference), exact; 0 without a reference
+  log_kept_N: jax.Array  # log of the mass of the kept ids; 0 where all are
+
+
+class Head(NamedTuple):
+  """Hidden states before each token, and the kernel that unembeds them."""
+
+  hidden_ND: jax.Array
+  kernel_DV: jax.Array
+
+
+class _Tokens(NamedTuple):
+  ids: jax.Array
+  temperature: jax.Array
+  kept: jax.Array | None  # int32 [N, M], -1 where there are fewer
+
+
+def as_it_is(logits: jax.Array) -> jax.Array:
+  """The `finish` of a model without soft-cap and padding."""
+  return logits
 
 
 def token_stats(
-  hidden_ND: jax.Array,
+  head: Head,
   ids_N: jax.Array,
   temperature_N: jax.Array,
-  unembed: Callable[[jax.Array], jax.Array],
   *,
+  finish: Callable[[jax.Array], jax.Array] = as_it_is,
+  reference: Head | None = None,
+  kept_NM: jax.Array | None = None,
   chunk: int = 1024,
 ) -> TokenStats:
-  """Log-prob of `ids_N` and entropy, both of softmax(logits / temperature).
+  """Log-prob, entropy and more, with exact gradients to `head`.
+
+  A row whose results have no cotangent has no effect on any gradient, even if
+  its hidden state is NaN. Products are float32 after the matmul.
 
   Args:
-    hidden_ND: states before each token. unembed: [C, D] -> float32 [C, V].
-    temperature_N: > 0.
+    head: [N, D] states and the [D, V] kernel.
+    ids_N: int32 labels. temperature_N: > 0.
+    finish: elementwise, from products to float32 logits: soft-cap, and what
+      hides padding ids by a huge negative number.
+    reference: gives `kl_N`, over the whole vocabulary and at the same
+      temperature; nothing flows back into it.
+    kept_NM: ids that the sampler kept (top-k, top-p, min-p), -1 where there
+      are fewer; a token's own id always counts. `logprobs_N` are then those of
+      the distribution that was sampled from.
     chunk: rows whose logits exist at once.
+
+  Source: gradients of log-softmax and entropy by hand: with p = softmax(z),
+  d logp_y = 1_y - p, d H = -p (z - sum p z), d KL = p (log p/q - KL).
   """
-  N, D = hidden_ND.shape
+  N = ids_N.shape[0]
   chunk = min(chunk, N)
   n = -(-N // chunk)
-  pad = n * chunk - N
 
-  @jax.checkpoint
-  def stats(args):
-    hidden_CD, ids_C, temperature_C = args
-    z = unembed(hidden_CD) / temperature_C[:, None]
-    log_total = jax.nn.logsumexp(z, -1)
-    logprob = jnp.take_along_axis(z, ids_C[:, None], 1)[:, 0] - log_total
-    mass = jnp.exp(z - log_total[:, None])
-    # Where a logit is a huge negative number its mass is 0, and so its share.
-    entropy = log_total - jnp.sum(jnp.where(mass > 0, mass * z, 0.0), -1)
-    return TokenStats(logprob, entropy)
+  def split(x, fill=0):
+    pad = ((0, n * chunk - N),) + ((0, 0),) * (x.ndim - 1)
+    x = jnp.pad(x, pad, constant_values=fill)
+    return x.reshape(n, chunk, *x.shape[1:])
 
-  out = jax.lax.map(
-    stats,
-    (
-      jnp.pad(hidden_ND, ((0, pad), (0, 0))).reshape(n, chunk, D),
-      jnp.pad(ids_N, (0, pad)).reshape(n, chunk),
-      jnp.pad(temperature_N, (0, pad), constant_values=1.0).reshape(n, chunk),
-    ),
+  tokens = _Tokens(
+    split(ids_N),
+    split(temperature_N, 1),
+    None if kept_NM is None else split(kept_NM, -1),
   )
+  if reference is not None:
+    reference = reference._replace(hidden_ND=split(reference.hidden_ND))
+  out = _stats(finish)(split(head.hidden_ND), head.kernel_DV, tokens, reference)
   return TokenStats(*(x.reshape(-1)[:N] for x in out))
+
+
+@functools.cache
+def _stats(finish: Callable) -> Callable:
+  """The operation over chunks [n, C, ...], with a gradient of its own."""
+
+  def forward(hidden, kernel, tokens, reference):
+    def chunk(args):
+      hidden_CD, tokens, ref_CD = args
+      z = _tempered(hidden_CD, kernel, tokens, finish)
+      log_ref = None
+      if ref_CD is not None:
+        log_ref = jax.nn.log_softmax(
+          _tempered(ref_CD, reference.kernel_DV, tokens, finish), -1
+        )
+      return _measure(z, tokens, log_ref)
+
+    ref = None if reference is None else reference.hidden_ND
+    return jax.lax.map(chunk, (hidden, tokens, ref))
+
+  @jax.custom_vjp
+  def stats(hidden, kernel, tokens, reference):
+    return forward(hidden, kernel, tokens, reference)
+
+  def keep(hidden, kernel, tokens, reference):
+    out = forward(hidden, kernel, tokens, reference)
+    return out, (hidden, kernel, tokens, reference, out)
+
+  def backward(residuals, cotangents: TokenStats):
+    hidden, kernel, tokens, reference, out = residuals
+
+    def chunk(d_kernel, args):
+      hidden_CD, tokens, ref_CD, out, cotangent = args
+      # A row that nothing comes back to is no row, whatever it holds.
+      live_C = functools.reduce(jnp.logical_or, [c != 0 for c in cotangent])
+      hidden_CD = jnp.where(live_C[:, None], hidden_CD, 0)
+      raw, pull = jax.vjp(finish, _product(hidden_CD, kernel))
+      z = raw / tokens.temperature[:, None]
+      log_ref = None
+      if ref_CD is not None:
+        log_ref = jax.nn.log_softmax(
+          _tempered(ref_CD, reference.kernel_DV, tokens, finish), -1
+        )
+      d_z = _back(z, tokens, log_ref, out, cotangent)
+      d_z = jnp.where(live_C[:, None], d_z, 0)
+      (d_raw,) = pull(d_z / tokens.temperature[:, None])
+      d_raw = d_raw.astype(hidden_CD.dtype)
+      d_hidden = _dot('cv,dv->cd', d_raw, kernel.astype(hidden_CD.dtype))
+      d_kernel += _dot('cd,cv->dv', hidden_CD, d_raw)
+      return d_kernel, d_hidden.astype(hidden_CD.dtype)
+
+    ref = None if reference is None else reference.hidden_ND
+    zero = jnp.zeros(kernel.shape, jnp.float32)
+    d_kernel, d_hidden = jax.lax.scan(
+      chunk, zero, (hidden, tokens, ref, out, cotangents)
+    )
+    return d_hidden, d_kernel.astype(kernel.dtype), None, None
+
+  stats.defvjp(keep, backward)
+  return stats
+
+
+def _dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
+  """A product in float32, exact where its operands are."""
+  exact = x.dtype == jnp.float32
+  return jnp.einsum(
+    formula,
+    x,
+    y,
+    precision=jax.lax.Precision.HIGHEST if exact else None,
+    preferred_element_type=jnp.float32,
+  )
+
+
+def _product(hidden_CD, kernel_DV) -> jax.Array:
+  return _dot('cd,dv->cv', hidden_CD, kernel_DV.astype(hidden_CD.dtype))
+
+
+def _tempered(hidden_CD, kernel_DV, tokens: _Tokens, finish) -> jax.Array:
+  """float32 logits [C, V], divided after they are float32."""
+  z = finish(_product(hidden_CD, kernel_DV))
+  return z / tokens.temperature[:, None]
+
+
+def _kept_total(z_CV, tokens: _Tokens) -> tuple[jax.Array, jax.Array]:
+  """Log-sum-exp over the kept ids and the label, and their logits' places.
+
+  Returns [C] and int32 [C, M + 1]; a place that is not used holds V.
+  """
+  V = z_CV.shape[-1]
+  ids = tokens.ids[:, None]
+  places = jnp.where((tokens.kept >= 0) & (tokens.kept != ids), tokens.kept, V)
+  places = jnp.concatenate([places, ids], 1)
+  z = jnp.take_along_axis(z_CV, jnp.minimum(places, V - 1), 1)
+  z = jnp.where(places < V, z, -jnp.inf)
+  return jax.nn.logsumexp(z, -1), places
+
+
+def _measure(z_CV, tokens: _Tokens, log_ref_CV) -> TokenStats:
+  total = jax.nn.logsumexp(z_CV, -1)
+  own = jnp.take_along_axis(z_CV, tokens.ids[:, None], 1)[:, 0]
+  mass = jnp.exp(z_CV - total[:, None])
+  # Where a logit is a huge negative number its mass is 0, and so its share.
+  mean = jnp.sum(jnp.where(mass > 0, mass * z_CV, 0.0), -1)
+  kl = log_kept = jnp.zeros_like(total)
+  if log_ref_CV is not None:
+    far = z_CV - total[:, None] - log_ref_CV
+    kl = jnp.sum(jnp.where(mass > 0, mass * far, 0.0), -1)
+  if tokens.kept is not None:
+    log_kept = _kept_total(z_CV, tokens)[0] - total
+  return TokenStats(own - total - log_kept, total - mean, total, kl, log_kept)
+
+
+def _back(
+  z_CV, tokens: _Tokens, log_ref_CV, out: TokenStats, d: TokenStats
+) -> jax.Array:
+  """Cotangent of the tempered logits.
+
+  One expression over [C, V]: XLA makes one pass of it.
+  """
+  V = z_CV.shape[-1]
+  logp = z_CV - out.log_total_N[:, None]
+  mass = jnp.exp(logp)
+  own = jnp.arange(V) == tokens.ids[:, None]
+  # log-prob: 1_y - p, and through the mass that is kept: see below.
+  through = d.logprobs_N
+  share = -through + d.log_total_N
+  # entropy: -p (log p + H).
+  factor = share[:, None] - d.entropy_N[:, None] * jnp.where(
+    mass > 0, logp + out.entropy_N[:, None], 0.0
+  )
+  if log_ref_CV is not None:
+    far = logp - log_ref_CV - out.kl_N[:, None]
+    factor += d.kl_N[:, None] * jnp.where(mass > 0, far, 0.0)
+  if tokens.kept is None:
+    return jnp.where(own, through[:, None], 0.0) + mass * factor
+  # logp = z_y - L_kept, log_kept = L_kept - L: p_kept is what L_kept moves by.
+  moved = d.log_kept_N - through
+  factor += (through - d.log_kept_N)[:, None]
+  whole, places = _kept_total(z_CV, tokens)
+  z = jnp.take_along_axis(z_CV, jnp.minimum(places, V - 1), 1)
+  kept = moved[:, None] * jnp.exp(z - whole[:, None])
+  rows = jnp.arange(z_CV.shape[0])[:, None]
+  out_CV = jnp.where(own, through[:, None], 0.0) + mass * factor
+  return out_CV.at[rows, places].add(kept, mode='drop')
 
 
 def compact(mask_BT: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:

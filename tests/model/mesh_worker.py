@@ -18,10 +18,11 @@ import test_learner  # noqa: E402
 import tiny_model as tiny  # noqa: E402
 
 from agentjax import compiles  # noqa: E402
-from agentjax.learner import Learner, adamw  # noqa: E402
+from agentjax.learner import Learner  # noqa: E402
 from agentjax.model import transformer  # noqa: E402
 from agentjax.model.cache import Spans  # noqa: E402
 from agentjax.model.mesh import make_mesh  # noqa: E402
+from agentjax.optimizers import adamw  # noqa: E402
 from agentjax.rollout.sampling import Sampling, trajectory_key  # noqa: E402
 
 MESHES = {

@@ -13,7 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
-from agentjax.model import transformer
+from agentjax.model import attention
 from agentjax.model.cache import Fresh, Spans
 from agentjax.model.config import ModelConfig
 from agentjax.model.fused import Fused
@@ -70,7 +70,7 @@ def whole(keys, kind, config):
   mask = np.arange(n) <= at
   if kind == 'local':
     mask &= at - np.arange(n) < config.window
-  out = transformer.attend(q[None], k[None], v[None], mask[None], config)
+  out = attention.attend(q[None], k[None], v[None], mask[None], config)
   return np.asarray(out[0], np.float32)
 
 

@@ -67,6 +67,33 @@ def test_resumed_logits_equal_a_fresh_prefill(n_observation):
   assert int(jnp.argmax(a)) == int(jnp.argmax(b))
 
 
+def test_resuming_runs_the_observation_alone_at_every_context(monkeypatch):
+  """What the device is given is counted, not what the engine says of it."""
+  engine = tiny.engine()
+  ran = []
+  extend = engine._state._extend
+
+  def count(slot, piece, start, n):
+    ran.append((int(start), int(n)))
+    return extend(slot, piece, start, n)
+
+  monkeypatch.setattr(engine._state, '_extend', count)
+  observation = 21  # two pieces: 16 and, in a bucket of 16, the other 5
+  slot = engine.acquire()
+  for context in (1, 3, 15, 16, 17, 40, 63, 70):
+    engine.reset(slot)
+    engine.extend(slot, tiny.tokens(1, context))
+    start(engine, slot, context, turn=4)
+    run(engine)
+    held = engine.length(slot)
+    ran.clear()
+    before = engine.stats.tokens_prefilled
+    engine.extend(slot, tiny.tokens(2, observation))
+    assert [n for _, n in ran] == [16, 5]
+    assert [at for at, _ in ran] == [held, held + 16]
+    assert engine.stats.tokens_prefilled - before == observation
+
+
 @pytest.mark.parametrize('temperature', [0.6, 1.0, 1.3])
 def test_sampler_and_learner_agree(temperature):
   engine = tiny.engine()

@@ -1,0 +1,192 @@
+"""Attention of the learner over packed rows: three ways, one meaning.
+
+Floor 1, model/. `plain` writes down all scores of a row; `in_blocks` those of
+some queries at a time, and again in the backward pass; `splash` is JAX's
+kernel for TPU, which writes down none. A token sees the earlier tokens of its
+own sequence, in layers with a window the near ones. Knows no parameters.
+
+Letters: B rows, T tokens, C queries of a block, S keys, H query heads, K
+key/value heads, G = H // K, Q head size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from agentjax.model import mesh as meshes
+from agentjax.model.config import ModelConfig
+from agentjax.model.precision import NEVER, precision
+
+LANES = 128  # of a TPU vector
+LONG = 2048  # tokens of a row from which scores are not written down at once
+
+
+class Rows(NamedTuple):
+  """Which sequence each token of a row belongs to, and where in it it is."""
+
+  pack_ids: jax.Array  # int32 [B, T], 0 for padding
+  positions: jax.Array  # int32 [B, T], restarting per sequence
+
+
+# (q [B,T,H,Q], k and v [B,T,K,Q], rows, kind of layer, config) -> [B,T,H,Q]
+Attention = Callable[..., jax.Array]
+
+
+def scale_queries(q: jax.Array, config: ModelConfig) -> jax.Array:
+  """Queries as the scores want them."""
+  scale = config.query_scale
+  scale = config.head_size**-0.5 if scale is None else scale
+  return q * jnp.asarray(scale, q.dtype)
+
+
+def attend(
+  q_BTHQ: jax.Array,
+  k_BSKQ: jax.Array,
+  v_BSKQ: jax.Array,
+  mask_BTS: jax.Array,
+  config: ModelConfig,
+) -> jax.Array:
+  """Grouped-query attention, softmax in float32; returns [B, T, H, Q].
+
+  `mask_BTS` is True where a query may see a key. A query that sees no key
+  returns a finite value that nothing may use.
+  """
+  B, T, H, Q = q_BTHQ.shape
+  K = k_BSKQ.shape[2]
+  q = scale_queries(q_BTHQ, config).reshape(B, T, K, H // K, Q)
+  scores = jnp.einsum(
+    'btkgq,bskq->bkgts',
+    q,
+    k_BSKQ.astype(q.dtype),
+    precision=precision(q),
+    preferred_element_type=jnp.float32,
+  )
+  if config.attn_softcap:
+    scores = config.attn_softcap * jnp.tanh(scores / config.attn_softcap)
+  scores = jnp.where(mask_BTS[:, None, None], scores, NEVER)
+  weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+  out = jnp.einsum(
+    'bkgts,bskq->btkgq', weights, v_BSKQ.astype(q.dtype), precision=precision(q)
+  )
+  return out.reshape(B, T, H, Q)
+
+
+def _mask(queries: Rows, keys: Rows, kind: str, config) -> jax.Array:
+  """bool [B, C, S]: which keys each query may see."""
+  mask = queries.pack_ids[:, :, None] == keys.pack_ids[:, None]
+  # Within a sequence the order of positions is the order of tokens.
+  far = queries.positions[:, :, None] - keys.positions[:, None]
+  mask &= far >= 0
+  return mask & (far < config.window) if kind == 'local' else mask
+
+
+def plain(q, k, v, rows: Rows, kind: str, config: ModelConfig) -> jax.Array:
+  """All scores at once: [B, H, T, T] of them."""
+  return attend(q, k, v, _mask(rows, rows, kind, config), config)
+
+
+def in_blocks(
+  q, k, v, rows: Rows, kind: str, config: ModelConfig, *, block: int = 512
+) -> jax.Array:
+  """Scores of `block` queries at a time, again in the backward pass.
+
+  So [B, H, C, T] of them exist at once.
+  """
+  B, T = rows.pack_ids.shape
+  n = -(-T // block)
+
+  def split(x):
+    """[B, T, ...] -> [n, B, C, ...]; what is padded sees padding."""
+    pad = ((0, 0), (0, n * block - T)) + ((0, 0),) * (x.ndim - 2)
+    return jnp.moveaxis(
+      jnp.pad(x, pad).reshape(B, n, block, *x.shape[2:]), 1, 0
+    )
+
+  @jax.checkpoint
+  def look(args):
+    q, queries = args
+    return attend(q, k, v, _mask(queries, rows, kind, config), config)
+
+  out = jax.lax.map(look, (split(q), Rows(*map(split, rows))))
+  return jnp.moveaxis(out, 0, 1).reshape(B, n * block, *q.shape[2:])[:, :T]
+
+
+def splash(
+  q, k, v, rows: Rows, kind: str, config: ModelConfig, *,
+  block: int = 512, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+  """JAX's splash attention for TPU, on each chip's rows and heads.
+
+  Source: jax.experimental.pallas.ops.tpu.splash_attention.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  alone = mesh.empty
+  H, K = q.shape[2], k.shape[2]
+  if not alone and K % meshes.ways('kv_heads', mesh):
+    # Heads that do not divide are repeated, so that each chip has its own.
+    k, v = (jnp.repeat(x, H // K, 2) for x in (k, v))
+  call = functools.partial(
+    _splash, kind=kind, config=config, block=block, interpret=interpret
+  )
+  if alone:
+    return call(q, k, v, rows.pack_ids)
+  heads = ('batch', 'none', 'heads', 'none')
+  specs = [meshes.spec(heads, mesh, x.shape) for x in (q, k, v)]
+  ids = meshes.spec(('batch', 'none'), mesh, rows.pack_ids.shape)
+  # The kernel cannot say how its result varies over the mesh.
+  return jax.shard_map(
+    call, in_specs=(*specs, ids), out_specs=specs[0], check_vma=False
+  )(q, k, v, rows.pack_ids)
+
+
+def _splash(q, k, v, pack_ids_BT, *, kind, config, block, interpret):
+  from jax.experimental.pallas.ops.tpu import splash_attention as sa
+
+  T, H = q.shape[1:3]
+  if kind == 'local':
+    mask = sa.LocalMask((T, T), (config.window - 1, 0), 0)
+  else:
+    mask = sa.CausalMask((T, T))
+  size = min(block, T)
+  kernel = sa.make_splash_mha_single_device(
+    sa.MultiHeadMask([mask] * H),
+    block_sizes=sa.BlockSizes(
+      block_q=size, block_kv=size, block_kv_compute=size,
+      block_q_dkv=size, block_kv_dkv=size, block_kv_dkv_compute=size,
+      block_q_dq=size, block_kv_dq=size,
+    ),
+    attn_logits_soft_cap=config.attn_softcap or None,
+    interpret=interpret,
+  )  # fmt: skip
+
+  def heads_first(x):
+    return x.transpose(0, 2, 1, 3)
+
+  out = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, sa.SegmentIds(ids, ids)))(
+    heads_first(scale_queries(q, config)),
+    heads_first(k),
+    heads_first(v),
+    pack_ids_BT,
+  )
+  return heads_first(out).astype(q.dtype)
+
+
+def best_attention(
+  config: ModelConfig, length: int, mesh: Mesh | None
+) -> Attention:
+  """The way for rows of `length` tokens on the devices at hand.
+
+  The kernel needs whole vectors of tokens, and a head size that it tiles.
+  """
+  devices = jax.devices() if mesh is None else mesh.devices.flat
+  tiles = length % LANES == 0 and config.head_size % 64 == 0
+  if devices[0].platform == 'tpu' and tiles:
+    fits = next(b for b in (512, 256, LANES) if length % b == 0)
+    return functools.partial(splash, block=fits)
+  return in_blocks if length > LONG else plain
