@@ -92,7 +92,7 @@ class Draw:
     bootstrap_N: value of the state that a trajectory was cut in; 0 where it
       ended by itself.
     misplaced: rewards that stood where nothing was sampled.
-    tree: where rows share what they begin with, or None.
+    tree: which rows share what they begin with, or None if nobody knows.
     parts: rewards by name, float64[N] each.
     baselines_N: reward of the greedy answer, or None.
     turn_values: float64[K], value of the state before each turn, or None.

@@ -101,17 +101,15 @@ def _parts(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
   }
 
 
-def _tree(trajectories: Sequence[Trajectory]) -> Tree | None:
+def _tree(trajectories: Sequence[Trajectory]) -> Tree:
   """Who was forked from whom, as far as the parents are in this draw."""
   row = {t.id: i for i, t in enumerate(trajectories)}
   parents = [row.get(t.parent_id, -1) for t in trajectories]
-  if max(parents, default=-1) < 0:
-    return None
   shared = [
     _shared(t, trajectories[p]) if p >= 0 else 0
     for t, p in zip(trajectories, parents, strict=True)
   ]
-  return Tree(np.array(parents), np.array(shared))
+  return Tree(np.array(parents, int), np.array(shared, int))
 
 
 def _shared(a: Trajectory, b: Trajectory) -> int:
