@@ -25,6 +25,7 @@ from agentjax.rl.seam import (
   joined,
   step_rewards,
   total,
+  turn_counts,
 )
 
 # Keys of one group's steps -> int[S]: equal numbers, one state; -1, unknown.
@@ -173,7 +174,7 @@ def gigpo(
   Args:
     episodes: what the statistics of A_E are over: `trajectories`, `step_rows`.
   """
-  counts = [len(r) for r in draw.turn_rewards]
+  counts = turn_counts(draw)
   row = np.repeat(np.arange(len(draw)), counts)
   flat = gigpo_steps(
     scores(draw)[row],
@@ -195,7 +196,7 @@ def gigpo(
 
 def anchor_sizes(draw: Draw, *, match: Match = same) -> dict[int, int]:
   """How many states were met how often, by how often. For the metrics."""
-  counts = [len(r) for r in draw.turn_rewards]
+  counts = turn_counts(draw)
   row = np.repeat(np.arange(len(draw)), counts)
   label = anchor_labels(
     [key for keys in draw.state_keys for key in keys],

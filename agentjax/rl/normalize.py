@@ -138,13 +138,19 @@ def whiten(
   mask = np.asarray(mask, bool)
   over = mask if over is None else np.asarray(over, bool)
   x = np.where(mask | over, np.asarray(x, np.float64), 0.0)
-  n = np.count_nonzero(over)
-  mean = x[over].sum() / max(n, 1)
+  mean, variance = moments(x, over, ddof=ddof)
   out = x - mean
-  if n > 1:
-    variance = np.square(out[over]).sum() / max(n - ddof, 1)
+  if np.count_nonzero(over) > 1:
     out = out / np.sqrt(max(variance, least) + eps)
   return np.where(mask, out + mean if keep_mean else out, 0.0)
+
+
+def moments(x, mask, *, ddof: int = 1) -> tuple[float, float]:
+  """Mean and variance of what the mask holds; 0 where there is none."""
+  held = np.asarray(x, np.float64)[np.asarray(mask, bool)]
+  mean = held.sum() / max(len(held), 1)
+  variance = np.square(held - mean).sum() / max(len(held) - ddof, 1)
+  return float(mean), float(variance)
 
 
 def _gathered(x, label):

@@ -127,12 +127,17 @@ def gae(
 
 
 def value_targets(
-  draw: Draw, *, gamma: float = 1.0, lam: float = 1.0
+  draw: Draw, *, gamma: float = 1.0, lam: float = 1.0, per_slot: bool = False
 ) -> list[np.ndarray]:
-  """What a critic is to predict: A + V, A of its own lambda, not whitened."""
+  """What a critic is to predict: A + V, A of its own lambda, not whitened.
+
+  `per_slot` belongs to `gae_per_slot`.
+  """
   masks = draw.masks_valid()
-  advantages = _advantages(draw, gamma, lam, masks)
   (values,) = draw.need('values')
+  advantages = _advantages(
+    draw, gamma, lam, _slots(draw) if per_slot else masks
+  )
   return [
     np.where(m, a + v, 0.0)
     for m, a, v in zip(masks, advantages, values, strict=True)
@@ -147,14 +152,19 @@ def gae_per_slot(
   For comparison alone: the last token of a turn does not see the next turn's
   value, and each observed token costs a gamma * lam.
   """
-  inside = [np.ones_like(m) for m in draw.masks]
   advantages = [
     np.where(m, a, 0.0)
     for m, a in zip(
-      draw.masks_valid(), _advantages(draw, gamma, lam, inside), strict=True
+      draw.masks_valid(), _advantages(draw, gamma, lam, _slots(draw)),
+      strict=True,
     )
-  ]
+  ]  # fmt: skip
   return whitened(draw, advantages) if whiten else advantages
+
+
+def _slots(draw: Draw) -> list[np.ndarray]:
+  """Every token is a step."""
+  return [np.ones_like(m) for m in draw.masks]
 
 
 def _advantages(draw: Draw, gamma, lam, steps) -> list[np.ndarray]:

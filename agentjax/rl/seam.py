@@ -79,6 +79,11 @@ def broadcast(draw: Draw, numbers_N: np.ndarray) -> list[np.ndarray]:
   ]
 
 
+def turn_counts(draw: Draw) -> np.ndarray:
+  """int[N]: turns of each trajectory."""
+  return np.array([len(r) for r in draw.turn_rewards], int)
+
+
 def by_turn(draw: Draw, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
   """Each turn's number at the sampled tokens of the turn; float[K] a row."""
   out = []

@@ -16,7 +16,7 @@ import numpy as np
 from agentjax.rl import advantages
 from agentjax.rl.advantages import Scale, group_std, standardized
 from agentjax.rl.draw import Draw, Estimator
-from agentjax.rl.normalize import labels
+from agentjax.rl.normalize import labels, varies
 from agentjax.rl.seam import Scores, broadcast, by_turn, outcome, step_rewards
 
 # ---- Monte-Carlo values -----------------------------------------------------
@@ -98,18 +98,14 @@ def treerl(draw: Draw, *, scores: Scores = outcome) -> list[np.ndarray]:
   stands in every row. Source: TreeRL, arXiv:2506.11902.
   """
   score, pieces = scores(draw), stretches(draw)
+  group = labels(draw.groups_N, draw.valid_N)
   out = [np.zeros(len(m)) for m in draw.masks]
-  for group in np.unique(draw.groups_N):
-    rows = np.flatnonzero((draw.groups_N == group) & draw.valid_N)
-    if not len(rows):
-      continue
-    root = score[rows].mean()
-    for i in rows:
-      parent = root
-      for begin, end, leaves in pieces[i]:
-        value = score[leaves].mean()
-        out[i][begin:end] = (2 * value - root - parent) / np.sqrt(len(leaves))
-        parent = value
+  for i in np.flatnonzero(varies(score, group)):
+    parent = root = score[group == group[i]].mean()
+    for begin, end, leaves in pieces[i]:
+      value = score[leaves].mean()
+      out[i][begin:end] = (2 * value - root - parent) / np.sqrt(len(leaves))
+      parent = value
   return _sampled(draw, out)
 
 

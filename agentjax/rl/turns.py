@@ -25,6 +25,7 @@ from agentjax.rl.seam import (
   joined,
   stack,
   step_rewards,
+  turn_counts,
   unstack,
   whitened,
 )
@@ -103,7 +104,7 @@ def mt_grpo(
   sum_N = standardized(draw.rewards_N + first, group, **options)
   label = _turn_labels(draw, per_number=True)
   own = _normalized(draw.turn_rewards, label, scale, ddof, eps)
-  leading = np.array([len(r) - 1 for r in draw.turn_rewards])
+  leading = turn_counts(draw) - 1
   return assign_turns(draw, own, outcome_N, sum_N, leading, coef=coef)
 
 
@@ -307,7 +308,7 @@ def _to_go(rewards_K: np.ndarray, gamma: float) -> np.ndarray:
 def _turn_labels(draw: Draw, *, per_number: bool) -> np.ndarray:
   """Of all turns one after the other: who is compared with whom."""
   group = labels(draw.groups_N, draw.valid_N)
-  counts = [len(r) for r in draw.turn_rewards]
+  counts = turn_counts(draw)
   label = np.repeat(group, counts)
   if not per_number:
     return label
@@ -328,6 +329,6 @@ def _end_values(draw: Draw) -> list[np.ndarray]:
 
 
 def _whitened_turns(draw: Draw, numbers) -> list[np.ndarray]:
-  counts = [len(a) for a in numbers]
+  counts = turn_counts(draw)
   flat = whiten(joined(numbers), np.repeat(draw.valid_N, counts))
   return apart(flat, counts)
