@@ -34,7 +34,8 @@ def groups(
     bootstrap: value of each trajectory's last state; taken where a limit cut
       it (`CUT`), 0 elsewhere.
     others: fields of Draw by name that no trajectory records (`values`, ...),
-      and what `draw.make` takes beside them.
+      or in place of what it records (`turn_rewards` of a process reward
+      model), and what `draw.make` takes beside them.
 
   A trajectory is valid if its status may be trained on and it has a reward.
   The first token of a trajectory has no label, as nothing predicts it. A turn
@@ -55,11 +56,15 @@ def groups(
       t.status.train_on_tokens and t.reward is not None for t in trajectories
     ],
     turns=[ids for ids, *_ in turns],
-    turn_rewards=[rewards for _, rewards, _, _ in turns],
     state_keys=[keys for _, _, keys, _ in turns],
     misplaced=sum(moved for *_, moved in turns),
     bootstrap=bootstrap,
-    **{'tree': _tree(trajectories), 'parts': _parts(trajectories)} | others,
+    **{
+      'turn_rewards': [rewards for _, rewards, _, _ in turns],
+      'tree': _tree(trajectories),
+      'parts': _parts(trajectories),
+    }
+    | others,
   )
 
 

@@ -163,6 +163,8 @@ def test_turns_are_the_model_segments():
   assert d.state_keys[0] == ('s', None)
   assert d.rewards_N[0] == 0.5 and d.groups_N[0] == 9 and d.valid_N[0]
   assert d.misplaced == 0 and d.values is None
+  scored = draw_from.groups([group(t)], turn_rewards=[[1.0, 2.0]])
+  assert scored.turn_rewards[0].tolist() == [1, 2]
 
 
 def test_turns_without_a_label_are_none():
