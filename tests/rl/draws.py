@@ -21,7 +21,7 @@ def row(turns, reward=0.0, group=0, gap=1, **others) -> dict:
   ids = [-1, -1]
   for k, n in enumerate(turns):
     ids += [k] * n + [-1] * gap
-  ids = np.array(ids[: len(ids) - gap] if turns else ids)
+  ids = np.array(ids[: len(ids) - gap] if len(turns) else ids)
   n, K = len(ids), len(turns)
   return {
     'mask': ids >= 0,

@@ -127,17 +127,17 @@ def test_scores_may_count_turn_and_token_rewards():
 
 def test_the_shuffled_control_keeps_groups_and_loses_who_did_well():
   rng = np.random.default_rng(0)
-  groups = np.repeat(np.arange(200), 8)
-  rewards = rng.random(1600).round()
-  valid = rng.random(1600) < 0.9
+  groups = np.repeat(np.arange(60), 8)
+  rewards = rng.random(480).round()
+  valid = rng.random(480) < 0.9
   plain, control = (
     of(f, rewards, groups, valid) for f in (adv.grpo, adv.grpo_shuffled)
   )
-  for g in range(200):
+  for g in range(60):
     own = (groups == g) & valid
     np.testing.assert_allclose(sorted(plain[own]), sorted(control[own]))
   assert not control[~valid].any()
-  assert abs(np.corrcoef(plain[valid], control[valid])[0, 1]) < 0.1
+  assert abs(np.corrcoef(plain[valid], control[valid])[0, 1]) < 0.15
   again = of(adv.grpo_shuffled, rewards, groups, valid)
   np.testing.assert_array_equal(control, again)
 

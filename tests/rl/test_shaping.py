@@ -37,7 +37,8 @@ def test_rewards_are_rescaled_and_clipped():
 
 def test_the_kl_penalty_is_masked_first():
   mask = np.array([[0, 1, 1]], bool)
-  lp, ref = np.array([[np.nan, -1.0, -2]]), np.array([[np.inf, -1.5, 20]])
+  lp = np.array([[np.nan, -1.0, -2]], np.float32)
+  ref = np.array([[np.inf, -1.5, 20]], np.float32)
   got = shaping.kl_penalty(lp, ref, mask, coef=0.1)
   np.testing.assert_allclose(got, [[0, -0.05, 2.2]])
   clipped = shaping.kl_penalty(lp, ref, mask, coef=0.1, most=10.0)
