@@ -10,21 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from agentjax.learner import Learner
+from agentjax.rl import draw_from
 from agentjax.rl.batch import Batch, pack
 from agentjax.training import Training
 from agentjax.types import Group, Trajectory
 
 
-def advantages(o: Training, groups: Sequence[Group]) -> np.ndarray:
-  """One advantage for each trajectory of a draw, in its order."""
-  trajectories = members(groups)
-  return o.advantages(
-    np.array([t.reward.value if t.reward else 0.0 for t in trajectories]),
-    np.array([g.draw * o.groups + i for i, g in enumerate(groups)
-              for _ in g.trajectories]),
-    np.array([t.status.train_on_tokens and t.reward is not None
-              for t in trajectories]),
-  )  # fmt: skip
+def advantages(o: Training, groups: Sequence[Group]) -> list[np.ndarray]:
+  """float64[T] of each trajectory of a draw, in its order."""
+  first = groups[0].draw * o.groups if groups else 0
+  return o.advantages(draw_from.groups(groups, first=first))
 
 
 def members(groups: Sequence[Group]) -> list[Trajectory]:
@@ -32,21 +27,29 @@ def members(groups: Sequence[Group]) -> list[Trajectory]:
   return [t for g in groups for t in g.trajectories]
 
 
-def by_token(
-  groups: Sequence[Group], credit: np.ndarray
+def by_id(
+  groups: Sequence[Group], credit: Sequence[np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Trajectory id -> float32[T]: its advantage where it carries loss, or 0."""
+  """Trajectory id -> float32[T]: its advantages, 0 where it has no loss."""
   return {
-    t.id: np.where(t.loss_mask(), a, 0).astype(np.float32)
+    t.id: a.astype(np.float32)
     for t, a in zip(members(groups), credit, strict=True)
   }
 
 
 def batches(
-  o: Training, learner: Learner, groups: Sequence[Group], credit: np.ndarray
+  o: Training,
+  learner: Learner,
+  groups: Sequence[Group],
+  credit: Sequence[np.ndarray],
 ) -> Iterator[Batch]:
   """The minibatches of a draw, one optimizer step each."""
   trajectories = members(groups)
+  if not o.mask_observations:
+    credit = [
+      _also_between(a, t.loss_mask())
+      for a, t in zip(credit, trajectories, strict=True)
+    ]
   for part in np.array_split(np.arange(len(trajectories)), o.minibatches):
     yield pack(
       [trajectories[i] for i in part],
@@ -58,8 +61,24 @@ def batches(
     )
 
 
+def _also_between(advantages: np.ndarray, sampled: np.ndarray) -> np.ndarray:
+  """Tokens that were not sampled get what the last sampled one before them has.
+
+  For the ablation that trains on them; before the first it is the first's.
+  """
+  at = np.where(sampled, np.arange(len(sampled)), -1)
+  # The first token has no label, and so no advantage.
+  at[:1] = -1
+  if (at < 0).all():
+    return advantages
+  before = np.maximum.accumulate(at)
+  return advantages[np.where(before < 0, np.argmax(at >= 0), before)]
+
+
 def metrics(
-  o: Training, made: Sequence[Mapping[str, float]], credit: np.ndarray
+  o: Training,
+  made: Sequence[Mapping[str, float]],
+  credit: Sequence[np.ndarray],
 ) -> dict[str, float]:
   """Of the updates of one draw together."""
   out = {k: float(np.mean([m[k] for m in made])) for k in made[0]}
@@ -71,5 +90,7 @@ def metrics(
   groups = [
     credit[i : i + o.group_size] for i in range(0, len(credit), o.group_size)
   ]
-  out['groups_without_signal'] = float(np.mean([not np.any(g) for g in groups]))
+  out['groups_without_signal'] = float(
+    np.mean([not any(np.any(a) for a in g) for g in groups])
+  )
   return out

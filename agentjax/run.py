@@ -288,7 +288,7 @@ class Run:
     """Credits, packs and learns; returns the metrics of the update."""
     o = self.o
     given = credit.advantages(o, groups)
-    self.last = (list(groups), credit.by_token(groups, given))
+    self.last = (list(groups), credit.by_id(groups, given))
     made = [
       self._learn(self.learner, batch)
       for batch in credit.batches(o, self.learner, groups, given)

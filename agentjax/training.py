@@ -20,14 +20,14 @@ from agentjax.learner import Learner
 from agentjax.model.config import ModelConfig
 from agentjax.records import task_to_json
 from agentjax.rl import advantages as estimators
+from agentjax.rl import draw_from
+from agentjax.rl.draw import Estimator, Tree
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Limits
 from agentjax.rollout.sampling import Sampling
 from agentjax.sft import ColdStart
 from agentjax.text.chat import Chat
 from agentjax.types import Task
-
-Estimator = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class ConfigError(ValueError):
@@ -79,7 +79,7 @@ class Training:
       optimizer=...)`; all their other options are bound.
     cold_start: supervised steps before reinforcement, with an optimizer of
       their own.
-    advantages: rewards_N, groups_N, valid_N -> advantages_N.
+    advantages: an estimator of the seam that `rl.draw` tells.
     steps: of reinforcement, after `cold_start.steps`. groups, group_size: of
       one draw. minibatches: optimizer steps a draw is split into.
     mask_observations: False is the ablation that trains on observations.
@@ -174,9 +174,16 @@ class Training:
         'distribution: truncate in evaluation.sampling alone'
       )
     # Two groups of one: whoever takes each group by itself has no baseline.
-    alone = self.advantages(
-      np.array([1.0, 0.0]), np.array([0, 1]), np.array([True, True])
+    draw = draw_from.arrays(
+      np.ones((2, 2)),
+      rewards_B=[1.0, 0.0],
+      groups_B=[0, 1],
+      tree=Tree(np.array([-1, -1]), np.array([0, 0])),
     )
+    try:
+      alone = self.advantages(draw)
+    except ValueError as error:
+      raise ConfigError(f'advantages: {error}') from error
     if self.group_size == 1 and self.steps and not np.any(alone):
       raise ConfigError(
         'group_size is 1, and these advantages compare the trajectories of a '

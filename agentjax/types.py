@@ -181,10 +181,10 @@ class Step:
   Attributes:
     observations: one per tool call in call order, or a user's reply.
     status: None while the episode goes on, else how it ended.
-    reward: the reward of this turn alone (0 where there is none). It is
-      recorded and shown, and teaches nothing: what is learned from is
-      `Reward.value` of `verify`. Credit by turn takes an estimator that no
-      config has yet.
+    reward: the reward of this turn alone (0 where there is none). Advantage
+      estimators by turn and by token learn from it; those of whole
+      trajectories learn from `Reward.value` of `verify` alone, unless their
+      `scores` say otherwise.
     state_key: names the state before this turn; equal keys, equal states.
 
   The loop checks `status` and `reward`, the step itself the other two.
@@ -214,7 +214,8 @@ class Step:
 class Reward:
   """The verifier's word. `success` is what evaluation counts.
 
-  `parts` are numbers by name, recorded for people; nothing learns from them.
+  `parts` are numbers by name, recorded for people; of the advantage estimators
+  `gdpo` alone learns from them.
 
   Raises:
     TypeError, ValueError: `value` is no finite number, `success` no truth

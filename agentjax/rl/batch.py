@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 def pack(
   trajectories: Sequence[Trajectory],
-  advantages: Sequence[float],
+  advantages: Sequence[float | np.ndarray],
   *,
   rows: int,
   length: int,
@@ -45,14 +45,15 @@ def pack(
   """Packs trajectories, longest first, each into the fullest row it fits.
 
   Args:
-    advantages: one a trajectory, given to each of its MODEL tokens.
+    advantages: float[T] a trajectory, or one number for each of its tokens.
     rows: B at least; more rows, in multiples of it, are made where needed.
     length: T. temperature: at which the tokens were sampled.
     mask_observations: False puts observations into the loss: the ablation of
       design promise 2, for experiments that show what it costs.
 
   Raises:
-    ValueError: a trajectory is longer than a row, or greedy.
+    ValueError: a trajectory is longer than a row, or greedy, or has another
+      number of advantages than tokens.
   """
   if temperature <= 0:
     raise ValueError(
@@ -84,7 +85,7 @@ def pack(
     _write(
       batch,
       trajectories[i],
-      float(advantages[i]),
+      np.asarray(advantages[i], np.float32),
       (row, slice(start, start + len(trajectories[i]))),
       packed[row],
       temperature,
@@ -123,12 +124,17 @@ def empty_batch(B: int, T: int) -> Batch:
 def _write(
   batch: Batch,
   trajectory: Trajectory,
-  advantage: float,
+  advantage: np.ndarray,
   span: tuple[int, slice],
   pack_id: int,
   temperature: float,
   mask_observations: bool,
 ) -> None:
+  if advantage.shape not in ((), (len(trajectory),)):
+    raise ValueError(
+      f'trajectory {trajectory.id} has {len(trajectory)} tokens and '
+      f'advantages of shape {advantage.shape}: give one a token, or one'
+    )
   mask = trajectory.loss_mask()
   if not mask_observations:
     mask = np.ones_like(mask)

@@ -48,6 +48,17 @@ def test_untrusted_trajectories_carry_no_weight():
   assert set(batch.tokens[batch.weights > 0]) == {10, 20}
 
 
+def test_each_token_has_an_advantage_of_its_own():
+  t = example(0, 3)
+  own = np.arange(len(t), dtype=float)
+  batch = pack([t], [own], rows=1, length=16)
+  np.testing.assert_array_equal(
+    batch.advantages[0, : len(t)], np.where(t.loss_mask(), own, 0)
+  )
+  with pytest.raises(ValueError, match=r'7 tokens and advantages of shape'):
+    pack([t], [own[:-1]], rows=1, length=16)
+
+
 def test_observations_are_trained_on_in_the_ablation_alone():
   batch = pack(
     [example(0, 3)], [1.0], rows=1, length=16, mask_observations=False
