@@ -26,6 +26,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -99,6 +100,7 @@ class Engine:
     self.stale_kv = StaleKV(stale_kv)
     self.stats = Stats()
     self.version = -1
+    self._shapes = transformer.init_shapes(config)
     self._stops = stops
     self._slots = [Slot() for _ in range(slots)]
     cache_dtype = cache_dtype or dtype
@@ -114,6 +116,7 @@ class Engine:
       store=store or best_store(config, cache_dtype, mesh),
     )
     self._state = State(programs, buckets)
+    self._prefilling = False
 
   # ---- programs -----------------------------------------------------------
 
@@ -137,12 +140,19 @@ class Engine:
     with the new weights at the next `step`.
 
     Raises:
-      ValueError: turns are under way, and stale_kv is to refuse.
+      ValueError: turns are under way, and stale_kv is to refuse; or they are
+        parameters of another model.
     """
     if self.n_decoding and self.stale_kv is StaleKV.REFUSE:
       raise ValueError(
         f'{self.n_decoding} turns of version {self.version} are under way: let '
         'them end, or set stale_kv to keep or recompute'
+      )
+    want = jax.tree.map(lambda x: x.shape, self._shapes)
+    if (has := jax.tree.map(np.shape, params)) != want:
+      raise ValueError(
+        f'these are not parameters of this model: it has {want}, they have '
+        f'{has}'
       )
     self._state.load(params)
     self.version = int(version)
@@ -182,21 +192,25 @@ class Engine:
 
   def release(self, slot: int) -> None:
     """Gives a slot back; marks in it stay valid until it is used again."""
-    self._slots[slot].free = True
-    self._slots[slot].turn = None
+    self._at(slot).free = True
+    self._at(slot).turn = None
 
   def length(self, slot: int) -> int:
     """Tokens in the slot's KV state."""
-    return self._slots[slot].length
+    return self._at(slot).length
 
   def reset(self, slot: int) -> None:
-    """Empties a slot: marks in it end."""
-    old = self._slots[slot]
+    """Empties a slot: marks in it end.
+
+    Raises:
+      ValueError: a turn is under way in it; so do `fork` and `extend`.
+    """
+    old = self._idle(slot)
     self._slots[slot] = Slot(False, False, old.generation + 1)
 
   def handle(self, slot: int) -> Handle:
     """Names the slot's KV state: weights, tokens, length, position."""
-    return self._slots[slot].handle
+    return self._at(slot).handle
 
   def check(self, slot: int, tokens: np.ndarray) -> None:
     """Refuses a slot whose KV state is not of these tokens.
@@ -204,7 +218,7 @@ class Engine:
     Raises:
       ValueError: it is of others; reset and extend with the tokens instead.
     """
-    self._slots[slot].check(slot, tokens)
+    self._at(slot).check(slot, tokens)
 
   def mark(self, slot: int, at: int | None = None) -> Mark:
     """Names a point of the slot's row, so that others can fork from it.
@@ -240,28 +254,42 @@ class Engine:
   def fork(self, mark: Mark, slot: int) -> Mark:
     """Gives `slot` the KV state of a mark; returns the same mark in `slot`.
 
-    Nothing is run again, but the one token before a mark in the past.
+    Nothing is run again, but the one token before a mark in the past; if the
+    weights have changed since, as `stale_kv` says.
 
     Raises:
-      ValueError: the marked row holds something else by now.
+      ValueError: the marked row holds something else by now, or
+        (StaleKV.REFUSE) that token would be run with other weights.
     """
     n = len(mark.tokens)
+    self._idle(slot)
     if not self.holds(mark):
       raise ValueError(
         f'mark in slot {mark.slot} is no longer there: the slot was given to '
         'another trajectory or recomputed; extend with the tokens instead'
       )
-    hidden_D = mark.hidden_D
+    hidden_D, stale = mark.hidden_D, mark.versions[-1][1] != self.version
+    if hidden_D is None and stale and self.stale_kv is StaleKV.REFUSE:
+      raise ValueError(
+        f'mark at {n} in slot {mark.slot} is of version '
+        f'{mark.versions[-1][1]}, and the weights of version {self.version} '
+        'would run its last token: set stale_kv to keep or recompute'
+      )
     if hidden_D is None:  # the source's own, until it is made below
       hidden_D = self._state.hidden_of(mark.slot)
     self._state.fork(mark.slot, slot, hidden_D, n)
     generation = self._slots[slot].generation + (slot != mark.slot)
-    self._slots[slot] = Slot.of(generation, mark.tokens, mark.versions)
+    s = self._slots[slot] = Slot.of(generation, mark.tokens, mark.versions)
     if mark.hidden_D is None:
-      self._run_tokens(slot, mark.tokens[-1:], n - 1)
-      self.stats.tokens_recomputed += 1
+      if stale and self.stale_kv is StaleKV.RECOMPUTE:
+        self._refresh(slot)
+      else:
+        self._run_tokens(slot, mark.tokens[-1:], n - 1)
+        self.stats.tokens_recomputed += 1
+      if stale and self.stale_kv is StaleKV.KEEP:
+        s.versions = (*before(s.versions, n - 1), (n - 1, self.version))
       hidden_D = self._state.hidden_of(slot)
-    return Mark(slot, generation, mark.tokens, hidden_D, mark.versions)
+    return Mark(slot, generation, mark.tokens, hidden_D, s.versions)
 
   # ---- host memory --------------------------------------------------------
 
@@ -301,19 +329,41 @@ class Engine:
     """Puts what was parked into `slot`; returns a mark at its end.
 
     Raises:
-      ValueError: a parked turn cannot go on: there is one in the slot.
+      ValueError: there is a turn under way in the slot; or (StaleKV.REFUSE)
+        a parked turn is of other weights.
     """
-    if self._slots[slot].turn is not None:
-      raise ValueError(f'slot {slot} has a turn under way: choose another')
+    self._idle(slot)
+    turn = parked.turn
+    version = parked.versions[-1][1] if parked.versions else self.version
+    if turn and version != self.version and self.stale_kv is StaleKV.REFUSE:
+      raise ValueError(
+        f'a parked turn is of version {version}, the weights are of version '
+        f'{self.version}: set stale_kv to keep or recompute'
+      )
     self._state.put(slot, parked.hidden_D, parked.row)
     generation = self._slots[slot].generation + 1
     self._slots[slot] = Slot.of(generation, parked.tokens, parked.versions)
-    self._slots[slot].turn = parked.turn
+    # It may be unparked again: then each goes on by itself.
+    self._slots[slot].turn = turn and turn.copy()
     return Mark(slot, generation, parked.tokens, parked.hidden_D,
                 parked.versions)  # fmt: skip
 
+  def _at(self, slot: int) -> Slot:
+    if not 0 <= slot < self.n_slots:
+      raise ValueError(f'slot {slot}: there are 0 to {self.n_slots - 1}')
+    return self._slots[slot]
+
+  def _idle(self, slot: int) -> Slot:
+    s = self._at(slot)
+    if s.turn is not None:
+      raise ValueError(
+        f'slot {slot} has a turn under way: let it end, cancel it, or choose '
+        'another'
+      )
+    return s
+
   def _held(self, slot: int) -> Slot:
-    s = self._slots[slot]
+    s = self._at(slot)
     if s.free or s.leftover:
       raise ValueError(
         f'slot {slot} is not in use: acquire, then reset or fork'
@@ -326,12 +376,13 @@ class Engine:
     """Runs a prompt's or an observation's tokens on top of the slot.
 
     Raises:
-      ValueError: they do not fit the context, or (StaleKV.REFUSE) the slot's
-        KV state is of other weights.
+      ValueError: they are no ids of the vocabulary, do not fit the context, or
+        (StaleKV.REFUSE) the slot's KV state is of other weights.
     """
     self._need_weights()
+    self._idle(slot)
     s = self._held(slot)
-    tokens = np.asarray(tokens, np.int32)
+    tokens = self._ids(tokens)
     if s.length + len(tokens) > self.context:
       raise ValueError(
         f'{len(tokens)} tokens on top of {s.length} exceed the context of '
@@ -342,10 +393,35 @@ class Engine:
     s.grow(tokens, self.version)
     self.stats.tokens_prefilled += len(tokens)
 
+  def _ids(self, tokens: np.ndarray) -> np.ndarray:
+    """A copy of its own: what the caller does with theirs changes nothing."""
+    given = np.asarray(tokens)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in 'iu'):
+      raise ValueError(
+        f'tokens of shape {given.shape} and type {given.dtype}: give a row of '
+        'integer ids'
+      )
+    wrong = (given < 0) | (given >= self.config.vocab_size)
+    if wrong.any():
+      raise ValueError(
+        f'token id {given[wrong][0]} is not of the vocabulary: give 0 to '
+        f'{self.config.vocab_size - 1}'
+      )
+    return given.astype(np.int32)  # copies
+
   def _run_tokens(self, slot: int, tokens: np.ndarray, start: int) -> None:
     began = time.monotonic()
     self._state.run(slot, tokens, start)
+    self._prefilling = True
     self.stats.prefill_seconds += time.monotonic() - began
+
+  def _await_prefill(self) -> None:
+    """What was handed to the device is prefill's time, not the next chunk's."""
+    if self._prefilling:
+      began = time.monotonic()
+      jax.block_until_ready(self._state.hidden)
+      self._prefilling = False
+      self.stats.prefill_seconds += time.monotonic() - began
 
   def _refresh(self, slot: int) -> None:
     """Applies `stale_kv` where the slot's KV state is of other weights."""
@@ -373,6 +449,7 @@ class Engine:
     *,
     turn_budget: int,
     trajectory_budget: int,
+    context: int | None = None,
     said: Sequence[int] = (),
   ) -> None:
     """Begins a turn in a slot; `step` then samples it.
@@ -381,6 +458,7 @@ class Engine:
       key: uint32[2], see `sampling.trajectory_key`.
       turn_budget, trajectory_budget: MODEL tokens that this turn, and the
         trajectory from here on, may still sample.
+      context: tokens that the slot may hold in the end, if it may not be full.
       said: FORCED tokens with which the turn begins: in the slot already, they
         count for stop strings.
 
@@ -391,7 +469,7 @@ class Engine:
     limits = (
       (trajectory_budget, Stop.TRAJECTORY_BUDGET),
       (turn_budget, Stop.TURN_BUDGET),
-      (self.context - s.length, Stop.CONTEXT),
+      (min(self.context, context or self.context) - s.length, Stop.CONTEXT),
     )
     budget, limit = min(limits, key=lambda pair: pair[0])
     if s.turn is not None or s.length == 0 or budget < 1:
@@ -414,7 +492,8 @@ class Engine:
   ) -> list[tuple[int, Segment]]:
     """One decode chunk over all slots with a turn under way.
 
-    Neither argument changes a trajectory.
+    Neither argument changes a trajectory. If it is interrupted, all slots with
+    a turn under way are emptied.
 
     Args:
       steps: tokens a slot at most; None is the chunk size, which it may not
@@ -425,16 +504,36 @@ class Engine:
       (slot, MODEL segment) of every turn that ended. Its last token is in the
       cache: `extend` with the observation goes on.
     """
-    began = time.monotonic()
     self._need_weights()
     steps = self.chunk if steps is None else steps
     if not 1 <= steps <= self.chunk:
       raise ValueError(f'steps {steps}: give 1 to the chunk size {self.chunk}')
+    if ended is not None and ended < 1:
+      raise ValueError(f'ended {ended}: give 1 or more, or None for all')
     for i, slot in enumerate(self._slots):
       if slot.turn is not None:
         self._refresh(i)
     plan = make_plan(self._slots, steps, ended or self.n_slots)
-    chunk = self._state.chunk(plan)
+    self._await_prefill()
+    began = time.monotonic()
+    try:
+      chunk = self._state.chunk(plan)
+      done = self._book(plan, chunk)
+    except BaseException:
+      # Ctrl-C in a notebook: the rows may hold tokens that nobody wrote down.
+      for i in np.flatnonzero(plan.live_S):
+        self._slots[i].turn = None
+        self.reset(i)
+      raise
+    counts = chunk.count_S[plan.live_S]
+    self.stats.tokens_sampled += int(counts.sum())
+    self.stats.live_steps += int(counts.sum())
+    self.stats.slot_steps += int(counts.max(initial=0)) * self.n_slots
+    self.stats.decode_seconds += time.monotonic() - began
+    return done
+
+  def _book(self, plan, chunk) -> list[tuple[int, Segment]]:
+    """Writes down what a chunk made; the turns that ended."""
     done = []
     for i in np.flatnonzero(plan.live_S):
       slot, n = self._slots[i], int(chunk.count_S[i])
@@ -450,11 +549,6 @@ class Engine:
       slot.grow(chunk.tokens_SC[i, :n], self.version)
       if chunk.stop_S[i] != decode.GOES_ON:
         done.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
-    counts = chunk.count_S[plan.live_S]
-    self.stats.tokens_sampled += int(counts.sum())
-    self.stats.live_steps += int(counts.sum())
-    self.stats.slot_steps += int(counts.max(initial=0)) * self.n_slots
-    self.stats.decode_seconds += time.monotonic() - began
     return done
 
   def cancel(self, slot: int) -> Segment:
@@ -463,7 +557,7 @@ class Engine:
     Raises:
       ValueError: no turn is under way.
     """
-    if self._slots[slot].turn is None:
+    if self._at(slot).turn is None:
       raise ValueError(f'slot {slot} has no turn under way to cancel')
     return self._finish(self._slots[slot], None)
 

@@ -92,12 +92,14 @@ class Reset:
 class Decode:
   """Sample a turn after the trajectory; answered by a MODEL segment.
 
-  `said`: the FORCED tokens at its end, with which the turn begins.
+  `context`: tokens that the trajectory may have. `said`: the FORCED tokens at
+  its end, with which the turn begins.
   """
 
   trajectory: Trajectory
   turn_budget: int
   trajectory_budget: int
+  context: int
   said: Sequence[int] = ()
 
 
@@ -157,14 +159,13 @@ def _decode(
   """The next turn, or the status of a trajectory that has no room for one."""
   if len(chat.forced) and trajectory.segments[-1].source is not Source.FORCED:
     trajectory = trajectory.append(Segment(Source.FORCED, chat.forced))
-  room = min(
-    limits.model_tokens - trajectory.model_tokens,
-    limits.context - len(trajectory),
-  )
-  if room < 1:
+  left = limits.model_tokens - trajectory.model_tokens
+  if min(left, limits.context - len(trajectory)) < 1:
     no_turn = not trajectory.turns
     return Status.PROMPT_TOO_LONG if no_turn else Status.TOKEN_LIMIT
-  return Decode(trajectory, limits.turn_tokens, room, chat.forced)
+  return Decode(
+    trajectory, limits.turn_tokens, left, limits.context, chat.forced
+  )
 
 
 def _checked(step: Step) -> Step:

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Named, so that no flag of JAX changes what is sampled.
+_IMPL = 'threefry2x32'
 NEAR = 128  # of the largest logits are looked at before the others
 
 
@@ -61,7 +63,7 @@ def trajectory_key(
   """
   digest = hashlib.blake2b(task_id.encode(), digest_size=8).digest()
   task = np.frombuffer(digest, '<u4')
-  key = jax.random.key(seed)
+  key = jax.random.key(int(seed), impl=_IMPL)
   for value in (draw, *map(int, task), sample, branch):
     key = _fold(key, np.uint32(value & 0xFFFFFFFF))
   return np.asarray(jax.random.key_data(key))
@@ -74,8 +76,8 @@ def uniform(key_S2: jax.Array, position_S: jax.Array) -> jax.Array:
   """float32[S] in [0, 1): one number a slot, from its key and position."""
 
   def one(key, position):
-    key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
-    return jax.random.uniform(key)
+    key = jax.random.wrap_key_data(key, impl=_IMPL)
+    return jax.random.uniform(jax.random.fold_in(key, position))
 
   return jax.vmap(one)(key_S2, position_S)
 

@@ -65,6 +65,11 @@ class Seats:
   """
 
   def __init__(self, engine: Engine, sampling: Sampling):
+    if engine.n_decoding:
+      raise ValueError(
+        f'{engine.n_decoding} turns of somebody else are under way in the '
+        'engine: let them end, or cancel them'
+      )
     self._engine, self._sampling = engine, sampling
     self.ready: deque[Seat] = deque()
     self.decoding: dict[int, Seat] = {}
@@ -192,6 +197,7 @@ class Seats:
       self._sampling,
       turn_budget=seat.request.turn_budget,
       trajectory_budget=seat.request.trajectory_budget,
+      context=seat.request.context,
       said=seat.request.said,
     )
     self.decoding[seat.slot] = seat

@@ -119,6 +119,10 @@ class Turn:
   stop_state: int
   parts: list[tuple] = dataclasses.field(default_factory=list)
 
+  def copy(self) -> Turn:
+    """One that goes on by itself."""
+    return dataclasses.replace(self, parts=list(self.parts))
+
   def segment(self, stop: Stop) -> Segment:
     """What was sampled, perhaps nothing."""
     floats = [np.zeros(0, np.float32)] * 3

@@ -77,7 +77,7 @@ class StopAutomaton:
     for s in stop_strings:
       if not s:
         raise ValueError('a stop string is empty: it would stop everywhere')
-    step = _byte_automaton([s.encode() for s in stop_strings])
+    step = _byte_automaton([_bytes(s) for s in stop_strings])
     n_live = step.shape[0] - 1
     dtype = np.int16 if n_live + 2 < 2**15 else np.int32
     table = np.empty((n_live + 2, n_tokens), dtype)
@@ -157,3 +157,13 @@ def _over_tokens(step: np.ndarray, token_bytes: Sequence[bytes]) -> np.ndarray:
   out = np.empty_like(states)
   out[:, order] = states
   return out
+
+
+def _bytes(text: str) -> bytes:
+  try:
+    return text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(
+      f'stop string {text!r} holds a surrogate, which no text in UTF-8 does: '
+      'leave it out'
+    ) from error

@@ -1,0 +1,217 @@
+"""What must not go wrong silently: stale states, misuse, NaN, interruptions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model as tiny
+from fakes import IdChat, IdEnvironment, id_task
+from test_engine import new_slot, run, same, start
+
+from agentjax.rollout.collect import collect
+from agentjax.rollout.engine import Engine, StaleKV
+from agentjax.rollout.episode import Limits
+from agentjax.rollout.sampling import Sampling, trajectory_key
+from agentjax.text.stop import StopAutomaton
+from agentjax.types import Stop
+
+
+def turn(engine, slot, **kw):
+  start(engine, slot, 1, **kw)
+  return run(engine)[slot]
+
+
+def test_what_is_not_a_number_ends_with_its_trajectory():
+  """Weights of NaN, then good ones: the rows are as good as new ones."""
+  engine = tiny.engine(stale_kv=StaleKV.KEEP)
+  want = turn(engine, slot := new_slot(engine, 1, n=40))
+  engine.load(jax.tree.map(lambda x: x * jnp.nan, tiny.params()), 1)
+  engine.reset(slot)
+  engine.extend(slot, tiny.tokens(2, 60))
+  assert np.isnan(turn(engine, slot).logprobs).all()
+  engine.load(tiny.params(), 2)
+  engine.reset(slot)
+  engine.extend(slot, tiny.tokens(1, 40))
+  same(turn(engine, slot), want)
+
+
+def test_a_parked_turn_goes_on_by_itself_each_time():
+  engine = tiny.engine()
+  want = turn(engine, new_slot(engine, 1), turn=12)
+  slot = new_slot(engine, 1)
+  start(engine, slot, 1, turn=12)
+  engine.step(4)
+  parked = engine.park(slot)
+  slots = [engine.acquire(), engine.acquire()]
+  for s in slots:
+    engine.unpark(parked, s)
+  done = run(engine)
+  for s in slots:
+    same(done[s], want)
+
+
+def test_a_turn_under_way_is_not_written_over():
+  engine = tiny.engine()
+  slot = new_slot(engine, 1)
+  mark = engine.mark(slot)
+  start(engine, slot, 1)
+  for call in (
+    lambda: engine.extend(slot, tiny.tokens(2, 3)),
+    lambda: engine.reset(slot),
+    lambda: engine.fork(mark, slot),
+  ):
+    with pytest.raises(ValueError, match='a turn under way'):
+      call()
+  same(run(engine)[slot], turn(engine, new_slot(engine, 1)))
+
+
+def test_the_engine_keeps_tokens_of_its_own():
+  engine = tiny.engine()
+  slot = engine.acquire()
+  engine.reset(slot)
+  mine = tiny.tokens(1, 10)
+  engine.extend(slot, mine)
+  mine[:] = 2
+  np.testing.assert_array_equal(engine.mark(slot).tokens, tiny.tokens(1, 10))
+
+
+@pytest.mark.parametrize('policy', StaleKV)
+def test_a_fork_in_the_past_says_which_weights_ran_its_token(policy):
+  engine = tiny.engine(stale_kv=policy)
+  slot = new_slot(engine, 1)
+  mark = engine.mark(slot, 6)
+  engine.load(tiny.params(1), 1)
+  other = engine.acquire()
+  if policy is StaleKV.REFUSE:
+    with pytest.raises(ValueError, match='of version 0'):
+      engine.fork(mark, other)
+    return
+  engine.fork(mark, other)
+  versions = {StaleKV.KEEP: ((0, 0), (5, 1)), StaleKV.RECOMPUTE: ((0, 1),)}
+  assert engine.handle(other).versions == versions[policy]
+  if policy is StaleKV.RECOMPUTE:
+    fresh = engine.acquire()
+    engine.reset(fresh)
+    engine.extend(fresh, mark.tokens)
+    a, b = (engine._state.hidden[s] for s in (other, fresh))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_stale_parked_turn_is_refused_where_it_comes_back():
+  """And not by a `step` that others need."""
+  engine = tiny.engine()
+  slot = new_slot(engine, 1)
+  start(engine, slot, 1)
+  engine.step(2)
+  parked = engine.park(slot)
+  engine.load(tiny.params(1), 1)
+  neighbour = new_slot(engine, 2)
+  start(engine, neighbour, 2)
+  with pytest.raises(ValueError, match='parked turn is of version 0'):
+    engine.unpark(parked, engine.acquire())
+  assert run(engine)[neighbour]
+
+
+@pytest.mark.parametrize(
+  'tokens, said',
+  [
+    ([5, 99], 'token id 99 is not of the vocabulary'),
+    ([-1], 'token id -1'),
+    ([tiny.CONFIG.vocab_size], 'token id 40'),
+    ([3.7], 'integer ids'),
+    ([[1, 2]], 'a row of'),
+  ],
+)
+def test_tokens_that_are_none(tokens, said):
+  engine = tiny.engine()
+  slot = new_slot(engine, 1)
+  with pytest.raises(ValueError, match=said):
+    engine.extend(slot, tokens)
+  assert engine.length(slot) == 10
+
+
+def test_slots_that_are_none():
+  engine = tiny.engine()
+  for slot in (-1, 4):
+    with pytest.raises(ValueError, match='there are 0 to 3'):
+      engine.reset(slot)
+  with pytest.raises(ValueError, match='ended 0'):
+    engine.step(ended=0)
+
+
+def test_an_interrupted_step_leaves_nothing_that_could_be_wrong(monkeypatch):
+  engine = tiny.engine()
+  slot = new_slot(engine, 1)
+  start(engine, slot, 1)
+  chunk = engine._state.chunk
+
+  def interrupted(plan):
+    chunk(plan)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(engine._state, 'chunk', interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    engine.step()
+  monkeypatch.undo()
+  assert engine.n_decoding == 0 and engine.length(slot) == 0
+  with pytest.raises(ValueError, match='cannot start a turn'):
+    start(engine, slot, 1)
+  engine.extend(slot, tiny.tokens(1, 10))
+  same(turn(engine, slot), turn(engine, new_slot(engine, 1)))
+
+
+def test_parameters_of_another_model_are_refused():
+  engine = tiny.engine()
+  with pytest.raises(ValueError, match='not parameters of this model'):
+    engine.load(tiny.params(config=tiny.PLAIN), 1)
+  assert engine.version == 0
+
+
+@pytest.mark.parametrize('context', [96, 64])
+def test_the_context_is_said_to_have_ended_a_turn(context):
+  engine = Engine(
+    tiny.PLAIN, StopAutomaton.build(tiny.BYTES, [], []), slots=1, context=96,
+    chunk=16, buckets=(16,),
+  )  # fmt: skip
+  engine.load(tiny.params(config=tiny.PLAIN), 0)
+  slot = new_slot(engine, 1)
+  engine.start(
+    slot, trajectory_key(0, 0, 'x', 0, 0), Sampling(), turn_budget=500,
+    trajectory_budget=500, context=context,
+  )  # fmt: skip
+  assert run(engine)[slot].stop is Stop.CONTEXT
+  assert engine.length(slot) == context
+
+
+def test_collect_does_not_take_somebody_elses_turns():
+  engine = tiny.engine()
+  start(engine, new_slot(engine, 1), 1)
+  limits = Limits(turns=1, turn_tokens=4, context=32, observation_tokens=4)
+  with pytest.raises(ValueError, match='turns of somebody else'):
+    collect(
+      [id_task('x', [5, 6, 7])], group_size=1, engine=engine, chat=IdChat(),
+      make_environment=IdEnvironment, limits=limits, sampling=Sampling(),
+      seed=0, draw=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize('kind', ['rbg', 'unsafe_rbg'])
+def test_no_flag_of_jax_changes_what_is_sampled(kind):
+  want = trajectory_key(3, 1, 'task', 0, 0)
+  with jax.default_prng_impl(kind):
+    np.testing.assert_array_equal(trajectory_key(3, 1, 'task', 0, 0), want)
+
+
+def test_a_stop_string_that_no_text_holds():
+  with pytest.raises(ValueError, match='surrogate'):
+    StopAutomaton.build(tiny.BYTES, ['\ud800'], [])
+
+
+def test_prefill_has_its_own_time():
+  """The device's work on a prompt is not the next chunk's."""
+  engine = tiny.engine()
+  slot = new_slot(engine, 1)
+  start(engine, slot, 1, turn=1)
+  before = engine.stats.prefill_seconds
+  run(engine)
+  assert engine.stats.prefill_seconds > before
