@@ -20,9 +20,10 @@ import optax
 
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
-from agentjax.rl import kl, losses
+from agentjax.rl import kl, masked
 from agentjax.rl.batch import Batch
-from agentjax.rl.losses import Pair, weighted
+from agentjax.rl.losses import Tokens
+from agentjax.rl.masked import Pair, weighted
 from agentjax.rl.token_stats import Head, compact, token_stats
 
 
@@ -48,7 +49,10 @@ jax.tree_util.register_dataclass(
   Sums, data_fields=['grads', 'pairs', 'maxima'], meta_fields=[]
 )
 
-_PAIRS = ('loss', 'kl', 'behaviour_kl', 'entropy', 'clip_fraction')
+_PAIRS = (
+  'loss', 'kl', 'behaviour_kl', 'entropy', 'clip_fraction', 'clip_low_fraction',
+  'clip_high_fraction', 'dual_clip_fraction', 'log_ratio_clipped',
+)  # fmt: skip
 _MAXIMA = ('logprob_gap', 'ratio')
 
 
@@ -79,6 +83,8 @@ class _Tokens(NamedTuple):
   temperature: jax.Array
   sampled: jax.Array  # False for an observation that an ablation trains on
   before: jax.Array  # index of the state that predicts it, in its part
+  sequences: jax.Array  # 0.. for the trajectories of a part
+  turns: jax.Array  # 0.. for the turns of a part
 
 
 def _by_part(x: jax.Array, parts: int) -> jax.Array:
@@ -96,6 +102,8 @@ def _tokens(batch: Batch, capacity: int, parts: int) -> _Tokens:
     x = jnp.take_along_axis(_by_part(x, parts), index_WN, 1)
     return jnp.where(mask_WN, x, fill)
 
+  # Compacting keeps the order, so that a trajectory's tokens are neighbours.
+  trajectory = (index_WN // batch.tokens.shape[1], take(batch.pack_ids, 0))
   return _Tokens(
     take(batch.tokens, 0),
     mask_WN,
@@ -107,7 +115,15 @@ def _tokens(batch: Batch, capacity: int, parts: int) -> _Tokens:
     # Rows are packed from their first token on, which carries no loss: the
     # state before a loss-carrying token is always in the same row.
     jnp.maximum(index_WN - 1, 0),
+    _ranks(*trajectory),
+    _ranks(*trajectory, take(batch.turns, 0)),
   )
+
+
+def _ranks(*keys_WN: jax.Array) -> jax.Array:
+  """int32[W, N], below N: counts the changes of any key along a part."""
+  new = jnp.stack([k[:, 1:] != k[:, :-1] for k in keys_WN]).any(0)
+  return jnp.pad(jnp.cumsum(new, 1, dtype=jnp.int32), ((0, 0), (1, 0)))
 
 
 def _stats(params, batch, tokens: _Tokens, config, dtype, **options):
@@ -143,20 +159,29 @@ def add(
     # Nothing sampled an observation: an ablation that trains on one takes it
     # as on-policy.
     old = jnp.where(tokens.sampled, tokens.logprobs, frozen)
-    policy = loss(now.logprobs_N, old, tokens.advantages, mask)
-    total = policy.loss_N
-    toward = jnp.zeros_like(total)
+    far = None
     if reference is not None:
       far = _stats(
         jax.lax.stop_gradient(reference),
         batch, tokens, config, dtype, **options,
-      )  # fmt: skip
-      toward = kl.k3(now.logprobs_N, far.logprobs_N, mask)
+      ).logprobs_N  # fmt: skip
+    # Each part is a batch of its own: no sequence is in two.
+    policy = jax.vmap(loss)(
+      now.logprobs_N,
+      Tokens(
+        mask, old, tokens.advantages, tokens.sequences, tokens.turns,
+        reference=far,
+      ),
+    )  # fmt: skip
+    total = policy.loss_N
+    toward = jnp.zeros_like(total)
+    if far is not None:
+      toward = kl.k3(now.logprobs_N, far, mask)
       if kl_coef:
-        total += kl_coef * kl.ratio_gradient(toward, now.logprobs_N, mask)
+        total += kl_coef * kl.ratio_gradient(toward, now.logprobs_N, far, mask)
     if entropy_coef:
-      total -= entropy_coef * losses.hide(now.entropy_N, mask)
-    gap = losses.log_ratio(now.logprobs_N, old, mask)
+      total -= entropy_coef * masked.hide(now.entropy_N, mask)
+    gap = masked.log_ratio(now.logprobs_N, old, mask)
     pairs = {
       'loss': weighted(total, weights),
       'kl': weighted(toward, weights),
@@ -164,6 +189,12 @@ def add(
       'behaviour_kl': weighted(jnp.exp(gap) - gap - 1, weights),
       'entropy': weighted(now.entropy_N, weights),
       'clip_fraction': weighted(policy.clipped_N, weights),
+      'clip_low_fraction': weighted(policy.low_N, weights),
+      'clip_high_fraction': weighted(policy.high_N, weights),
+      'dual_clip_fraction': weighted(policy.dual_N, weights),
+      'log_ratio_clipped': weighted(
+        masked.beyond(now.logprobs_N, old, mask), weights
+      ),
     }
     maxima = {
       'logprob_gap': jnp.max(jnp.abs(gap)),

@@ -10,9 +10,10 @@ from fakes import trajectory
 from tiny_model import PLAIN as CONFIG
 from tiny_model import params as tiny_params
 
+from agentjax import update
 from agentjax.learner import Learner
 from agentjax.optimizers import adamw
-from agentjax.rl import losses
+from agentjax.rl import losses, surrogates
 from agentjax.rl.batch import Batch, pack
 from agentjax.types import Status
 
@@ -83,6 +84,42 @@ def test_packing_order_and_micro_batches_change_nothing():
   ]
   alone = Batch(*(np.concatenate(x) for x in zip(*rows, strict=True)))
   close(base, step(alone, 1))
+
+
+def test_losses_of_trajectories_and_turns_know_which_is_which():
+  """However they are packed; and tokens of two are never taken for one."""
+  for ratio in (losses.trajectory_ratio, losses.turn_ratio):
+    loss = functools.partial(
+      surrogates.gspo, clip_low=9.0, clip_high=9.0, log_ratio=ratio
+    )
+    base = step(packed(), loss=loss)
+    close(base, step(packed(6, 24), 6, loss=loss))
+    close(base, step(packed(2, 24, EXAMPLES[::-1], CREDIT[::-1]), loss=loss))
+    alone = [
+      step(pack([e], [c], rows=2, length=24), loss=loss)
+      for e, c in zip(EXAMPLES, CREDIT, strict=True)
+    ]
+    tokens = [a[1]['loss_tokens'] for a in alone]
+    mean = sum(a[1]['loss'] * n for a, n in zip(alone, tokens, strict=True))
+    np.testing.assert_allclose(base[1]['loss'], mean / sum(tokens), rtol=1e-4)
+
+
+def test_sequences_and_turns_are_numbered_along_a_part():
+  batch = packed(2, 24)
+  tokens = jax.jit(update._tokens, static_argnums=(1, 2))(batch, 48, 1)
+  real = np.asarray(tokens.mask)[0]
+  kept = batch.weights > 0
+  for name, own in (
+    ('sequences', [batch.pack_ids]),
+    ('turns', [batch.pack_ids, batch.turns]),
+  ):
+    ids = np.asarray(getattr(tokens, name))[0]
+    rows = np.nonzero(kept)[0]
+    keys = list(zip(rows, *(x[kept] for x in own), strict=True))
+    same = [[a == b for b in keys] for a in keys]
+    got = ids[real]
+    np.testing.assert_array_equal(got[:, None] == got[None, :], same)
+    assert ids.min() == 0 and ids.max() < 48
 
 
 def test_the_capacity_of_loss_tokens_changes_nothing():

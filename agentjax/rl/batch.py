@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentjax.types import Trajectory
+from agentjax.types import Source, Trajectory
 
 
 class Batch(NamedTuple):
@@ -30,6 +30,7 @@ class Batch(NamedTuple):
   advantages: np.ndarray  # float32
   temperature: np.ndarray  # float32, 1 at padding
   versions: np.ndarray  # int32, -1 where not sampled
+  turns: np.ndarray  # int32, 1.. in each trajectory, 0 where not sampled
 
 
 def pack(
@@ -118,6 +119,7 @@ def empty_batch(B: int, T: int) -> Batch:
     advantages=np.zeros((B, T), np.float32),
     temperature=np.ones((B, T), np.float32),
     versions=np.full((B, T), -1, np.int32),
+    turns=np.zeros((B, T), np.int32),
   )
 
 
@@ -151,3 +153,11 @@ def _write(
   batch.advantages[span] = np.where(mask, advantage, 0)
   batch.temperature[span] = temperature
   batch.versions[span] = trajectory.per_token('versions')
+  batch.turns[span] = _turns(trajectory)
+
+
+def _turns(trajectory: Trajectory) -> np.ndarray:
+  """int32[T]: the number of the turn that a token was sampled in, from 1."""
+  sampled = [s.source is Source.MODEL for s in trajectory.segments]
+  numbers = np.where(sampled, np.cumsum(sampled), 0)
+  return np.repeat(numbers, [len(s) for s in trajectory.segments])

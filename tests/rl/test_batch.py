@@ -42,6 +42,18 @@ def test_every_trajectory_stands_once_and_whole():
   assert batch.tokens.shape[0] % 2 == 0
 
 
+def test_turns_are_numbered_where_they_were_sampled():
+  """Explicit: neither rewards nor the loss mask say where a turn ends."""
+  parts = [('p', [1, 1]), ('f', [2]), ('m', [3, 3]), ('o', [4]), ('m', [5]),
+           ('m', [6, 6])]  # fmt: skip
+  lost = trajectory(parts, status=Status.INFRA_FAILURE)
+  for t in (trajectory(parts), lost):
+    batch = pack([t, t], [1.0, 1.0], rows=1, length=18)
+    want = [0, 0, 0, 1, 1, 0, 2, 3, 3]
+    np.testing.assert_array_equal(batch.turns[0], want + want)
+  assert not pack([], [], rows=1, length=4).turns.any()
+
+
 def test_untrusted_trajectories_carry_no_weight():
   good, bad = example(0, 3), example(1, 3).append(status=Status.INFRA_FAILURE)
   batch = pack([good, bad], [1.0, 1.0], rows=1, length=32)
