@@ -197,18 +197,26 @@ def _kept_total(z_CV, tokens: _Tokens) -> tuple[jax.Array, jax.Array]:
 
 
 def _measure(z_CV, tokens: _Tokens, log_ref_CV) -> TokenStats:
-  total = jax.nn.logsumexp(z_CV, -1)
-  own = jnp.take_along_axis(z_CV, tokens.ids[:, None], 1)[:, 0]
-  mass = jnp.exp(z_CV - total[:, None])
-  # Where a logit is a huge negative number its mass is 0, and so its share.
-  mean = jnp.sum(jnp.where(mass > 0, mass * z_CV, 0.0), -1)
+  # Below the largest, so that nothing is lost where one id has all the mass.
+  top = z_CV.max(-1)
+  below = z_CV - top[:, None]
+  total = jnp.log(jnp.exp(below).sum(-1))
+  own = jnp.take_along_axis(below, tokens.ids[:, None], 1)[:, 0]
+  logp = below - total[:, None]
+  mass = jnp.exp(logp)
+
+  def mean(x_CV):
+    # Where a logit is a huge negative number its mass is 0, and so its share.
+    return jnp.sum(jnp.where(mass > 0, mass * x_CV, 0.0), -1)
+
   kl = log_kept = jnp.zeros_like(total)
   if log_ref_CV is not None:
-    far = z_CV - total[:, None] - log_ref_CV
-    kl = jnp.sum(jnp.where(mass > 0, mass * far, 0.0), -1)
+    kl = mean(logp - log_ref_CV)
   if tokens.kept is not None:
-    log_kept = _kept_total(z_CV, tokens)[0] - total
-  return TokenStats(own - total - log_kept, total - mean, total, kl, log_kept)
+    log_kept = _kept_total(below, tokens)[0] - total
+  return TokenStats(
+    own - total - log_kept, total - mean(below), top + total, kl, log_kept
+  )
 
 
 def _back(
