@@ -64,7 +64,7 @@ class Result:
     switched: where `expect` says that we must differ, or a row of B2 decides
       against the peer: what ours gives with the switch that reproduces it.
     row: the number of that row.
-    rtol: where the formula itself loses digits.
+    rtol: name -> a relative tolerance of its own, where digits are lost.
   """
 
   outputs: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Result:
   ignored: Mapping[str, str] = dataclasses.field(default_factory=dict)
   switched: Mapping[str, Any] | None = None
   row: int | None = None
-  rtol: float | None = None
+  rtol: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def check(
