@@ -390,9 +390,6 @@ def extend(
   ):
 
     def see(q, k, v, layer=layer, kind=kind):
-      # A mask hides no NaN from who sits in the row next: 0 * NaN is NaN. So
-      # what is not finite ends with the token that it came from.
-      k, v = (jnp.where(jnp.isfinite(x), x, 0) for x in (k, v))
       return store.attend(q, k, v, layer, kind, seen)
 
     x, layer = _apply(params, x, *tables[kind], see, config)

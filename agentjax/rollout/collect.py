@@ -148,13 +148,16 @@ def collect(
   groups = run.groups
   for i, task in enumerate(tasks):
     group = _Group(task, [None] * group_size)
+    group.prompt.members = group_size
     groups.append(group)
     for k in range(group_size):
       first = Trajectory(task, draw=draw, sample=k)
       if prefixes is not None:
         first = prefixes[i][k]
       e = _Episode(first, group, k)
-      e.seat.key = trajectory_key(seed, first.draw, task.id, k, first.branch)
+      e.seat.key = trajectory_key(
+        seed, first.draw, task.id, first.sample, first.branch
+      )
       run.waiting.append(e)
   with ThreadPoolExecutor(tool_threads, 'agentjax-tool') as pool:
     try:
@@ -282,6 +285,7 @@ class _Run:
     if not trajectory.status.reward_trustworthy:
       return trajectory
     e.scored = trajectory
+    self.seats.leave(e.seat)  # whoever scores needs no slot
     self._call(pool, e, e.environment.verify, trajectory.status)
     return None
 

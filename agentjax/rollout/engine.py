@@ -54,7 +54,7 @@ from agentjax.types import Segment, Stop
 
 
 class Engine:
-  """A policy that samples, on one mesh.
+  """A policy that samples, on one mesh; for one thread.
 
   Args:
     config: the model's. stops: automaton over its token ids.
@@ -117,6 +117,7 @@ class Engine:
     )
     self._state = State(programs, buckets)
     self._prefilling = False
+    self._spoiled: set[int] = set()  # rows with something that is no number
 
   # ---- programs -----------------------------------------------------------
 
@@ -148,6 +149,8 @@ class Engine:
         f'{self.n_decoding} turns of version {self.version} are under way: let '
         'them end, or set stale_kv to keep or recompute'
       )
+    if not 0 <= version < 2**31:
+      raise ValueError(f'version {version}: give 0 to 2^31 - 1')
     want = jax.tree.map(lambda x: x.shape, self._shapes)
     if (has := jax.tree.map(np.shape, params)) != want:
       raise ValueError(
@@ -206,6 +209,7 @@ class Engine:
       ValueError: a turn is under way in it; so do `fork` and `extend`.
     """
     old = self._idle(slot)
+    self._clean(slot)
     self._slots[slot] = Slot(False, False, old.generation + 1)
 
   def handle(self, slot: int) -> Handle:
@@ -263,6 +267,8 @@ class Engine:
     """
     n = len(mark.tokens)
     self._idle(slot)
+    if slot != mark.slot:
+      self._clean(slot)
     if not self.holds(mark):
       raise ValueError(
         f'mark in slot {mark.slot} is no longer there: the slot was given to '
@@ -333,6 +339,7 @@ class Engine:
         a parked turn is of other weights.
     """
     self._idle(slot)
+    self._clean(slot)
     turn = parked.turn
     version = parked.versions[-1][1] if parked.versions else self.version
     if turn and version != self.version and self.stale_kv is StaleKV.REFUSE:
@@ -360,7 +367,18 @@ class Engine:
         f'slot {slot} has a turn under way: let it end, cancel it, or choose '
         'another'
       )
+    if s.free:
+      raise ValueError(f'slot {slot} is free: acquire it first')
     return s
+
+  def _clean(self, slot: int) -> None:
+    """No NaN in a row outlives its trajectory.
+
+    A mask would not hide it from who sits there next: 0 * NaN is NaN.
+    """
+    if slot in self._spoiled:
+      self._state.clear(slot)
+      self._spoiled.remove(slot)
 
   def _held(self, slot: int) -> Slot:
     s = self._at(slot)
@@ -466,6 +484,10 @@ class Engine:
       ValueError: the slot is empty, busy, or no token may be sampled.
     """
     s = self._held(slot)
+    if np.shape(key) != (2,):
+      raise ValueError(
+        f'key of shape {np.shape(key)}: give uint32[2], as trajectory_key does'
+      )
     limits = (
       (trajectory_budget, Stop.TRAJECTORY_BUDGET),
       (turn_budget, Stop.TURN_BUDGET),
@@ -513,12 +535,13 @@ class Engine:
     for i, slot in enumerate(self._slots):
       if slot.turn is not None:
         self._refresh(i)
+    version = self.version  # of this chunk, whoever loads meanwhile
     plan = make_plan(self._slots, steps, ended or self.n_slots)
     self._await_prefill()
     began = time.monotonic()
     try:
       chunk = self._state.chunk(plan)
-      done = self._book(plan, chunk)
+      done = self._book(plan, chunk, version)
     except BaseException:
       # Ctrl-C in a notebook: the rows may hold tokens that nobody wrote down.
       for i in np.flatnonzero(plan.live_S):
@@ -532,7 +555,7 @@ class Engine:
     self.stats.decode_seconds += time.monotonic() - began
     return done
 
-  def _book(self, plan, chunk) -> list[tuple[int, Segment]]:
+  def _book(self, plan, chunk, version) -> list[tuple[int, Segment]]:
     """Writes down what a chunk made; the turns that ended."""
     done = []
     for i in np.flatnonzero(plan.live_S):
@@ -541,12 +564,14 @@ class Engine:
       turn.parts.append(
         (
           *(array[i, :n] for array in chunk[:4]),
-          np.full(n, self.version, np.int32),
+          np.full(n, version, np.int32),
         )
       )
       turn.budget -= n
       turn.stop_state = int(chunk.stop_state_S[i])
-      slot.grow(chunk.tokens_SC[i, :n], self.version)
+      slot.grow(chunk.tokens_SC[i, :n], version)
+      if not np.isfinite(chunk.logprobs_SC[i, :n]).all():
+        self._spoiled.add(int(i))
       if chunk.stop_S[i] != decode.GOES_ON:
         done.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
     return done

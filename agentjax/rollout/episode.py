@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from agentjax.env.base import Opening
+from agentjax.env.base import InfraError, Opening
 from agentjax.types import (
   Message,
   Observation,
@@ -141,7 +141,7 @@ def episode(
       request = _decode(chat, trajectory, limits)
       if isinstance(request, Status):
         return trajectory.append(status=request)
-      segment = yield request
+      segment = _numbers((yield request))
       trajectory = request.trajectory.append(segment)
     if segment.stop.is_limit or segment.stop is Stop.CANCELLED:
       cancelled = segment.stop is Stop.CANCELLED
@@ -166,6 +166,20 @@ def _decode(
   return Decode(
     trajectory, limits.turn_tokens, left, limits.context, chat.forced
   )
+
+
+def _numbers(segment: Segment) -> Segment:
+  """A turn that was sampled from logits that are numbers.
+
+  Whatever was sampled otherwise says nothing of the policy.
+  """
+  if not np.isfinite(segment.logprobs).all():
+    raise InfraError(
+      f'{np.sum(~np.isfinite(segment.logprobs))} of {len(segment)} tokens were '
+      'sampled from logits that are no numbers: the weights, or what the model '
+      'makes of these tokens, are not finite'
+    )
+  return segment
 
 
 def _checked(step: Step) -> Step:

@@ -46,8 +46,10 @@ class Sampling:
     # Near 1e30 it would flatten away the bias that hides ids without text.
     if not 0 <= self.temperature <= 1e6:
       raise ValueError(f'temperature {self.temperature}: give 0 to 1e6')
-    if self.top_k < 0:
-      raise ValueError(f'top_k {self.top_k}: give 0 (off) or more')
+    if self.top_k != int(self.top_k) or not 0 <= self.top_k < 2**31:
+      raise ValueError(
+        f'top_k {self.top_k}: give 0 (off) or a positive integer'
+      )
     if not 0 < self.top_p <= 1:
       raise ValueError(f'top_p {self.top_p}: give a number in (0, 1]')
     if not 0 <= self.min_p <= 1:

@@ -26,10 +26,13 @@ class SharedPrompt:
   """The KV state of a group's prompt, as long as somebody may need it.
 
   Attributes:
+    members: episodes that begin with it; begun: those that have.
     mark: in a slot whose row begins with it. copy: in host memory, once that
       row was given away.
   """
 
+  members: int = 1
+  begun: int = 0
   mark: Mark | None = None
   copy: Parked | None = None
 
@@ -158,6 +161,8 @@ class Seats:
       seat.parked = None
       self._parked.pop(seat)
       return
+    if prompt is not None:
+      prompt.begun += 1
     if forks:
       prompt.mark = engine.fork(prompt.mark, slot)
     elif shares and _is(prompt.copy, tokens):
@@ -173,7 +178,8 @@ class Seats:
   def _keep(self, prompt: SharedPrompt) -> None:
     """Saves a prompt from the slot that is about to be used."""
     mark, prompt.mark = prompt.mark, None
-    if prompt.copy is None and self._engine.holds(mark):
+    more = prompt.begun < prompt.members
+    if more and prompt.copy is None and self._engine.holds(mark):
       prompt.copy = self._engine.copy(mark)
       self._note_parked(prompt, prompt.copy)
 

@@ -7,6 +7,7 @@ compiled program. What a slot's row means is the engine's to know.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,12 @@ class State:
 
   @property
   def cache_bytes(self) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(self.cache))
+    return sum(
+      math.prod(x.sharding.shard_shape(x.shape))
+      * x.dtype.itemsize
+      * len(x.sharding.device_set)
+      for x in jax.tree.leaves(self.cache)
+    )
 
   def load(self, params: transformer.Params) -> None:
     self.layout = self._programs.layout(params)
@@ -106,6 +112,12 @@ class State:
     self.hidden, self.cache = self._programs.put_row(
       self.hidden, self.cache, np.int32(slot), hidden_D, row
     )
+
+  def clear(self, slot: int) -> None:
+    """Zeros throughout a slot's row."""
+    row = self.take(slot, self._programs.store.prefixes[-1])
+    # Its hidden state is not used before there is another.
+    self.put(slot, self.hidden_of(slot), jax.tree.map(np.zeros_like, row))
 
   def _prefix(self, length: int) -> int:
     """The shortest stretch of a row that can be moved and holds `length`."""

@@ -1,5 +1,7 @@
 """What must not go wrong silently: stale states, misuse, NaN, interruptions."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from agentjax.rollout.engine import Engine, StaleKV
 from agentjax.rollout.episode import Limits
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.text.stop import StopAutomaton
-from agentjax.types import Stop
+from agentjax.types import Status, Stop, Trajectory
 
 
 def turn(engine, slot, **kw):
@@ -215,3 +217,79 @@ def test_prefill_has_its_own_time():
   before = engine.stats.prefill_seconds
   run(engine)
   assert engine.stats.prefill_seconds > before
+
+
+# With a head of its own, so that only who reads an id has its NaN.
+UNTIED = dataclasses.replace(tiny.PLAIN, tied=False)
+
+
+def nan_for(token):
+  """Parameters in which one id has no numbers."""
+  params = tiny.params(config=UNTIED)
+  table = np.array(params['embed']['table'])
+  table[token] = np.nan
+  return params | {'embed': {'table': jnp.asarray(table)}}
+
+
+@pytest.mark.parametrize('cache_dtype', ['float32', 'float16'])
+def test_nan_in_a_prompt_is_seen_and_stays_there(cache_dtype):
+  """The rest of the trajectory does not go on as if nothing had been."""
+  engine = tiny.engine(config=UNTIED, cache_dtype=cache_dtype, slots=1)
+  want = turn(engine, slot := new_slot(engine, 1))
+  engine.release(slot)
+  engine.load(nan_for(7), 1)
+  slot = engine.acquire()
+  engine.reset(slot)
+  engine.extend(slot, np.array([5, 7, 9, 11]))
+  assert np.isnan(turn(engine, slot).logprobs).all()
+  engine.release(slot)
+  engine.load(tiny.params(config=UNTIED), 2)
+  same(turn(engine, new_slot(engine, 1)), want)
+
+
+def test_what_no_numbers_sampled_is_a_failure_of_infrastructure():
+  engine = tiny.engine(config=UNTIED, slots=2)
+  engine.load(nan_for(7), 0)
+  tasks = [id_task('bad', [5, 7, 9]), id_task('good', [5, 6, 9])]
+  limits = Limits(turns=2, turn_tokens=4, context=64, observation_tokens=4)
+  groups = collect(
+    tasks, group_size=2, engine=engine, chat=IdChat(),
+    make_environment=IdEnvironment, limits=limits, sampling=Sampling(top_k=1),
+    seed=0, draw=0,
+  )  # fmt: skip
+  bad, good = (g.trajectories for g in groups)
+  assert all(t.status is Status.INFRA_FAILURE for t in bad)
+  assert all('no numbers' in t.error and t.reward is None for t in bad)
+  assert all(t.status is not Status.INFRA_FAILURE for t in good)
+
+
+def test_a_prefix_goes_on_with_its_own_key():
+  """Sample 2 of a recorded group, run again alone, is sample 2."""
+  engine = tiny.engine(config=tiny.PLAIN)
+  task = id_task('x', [5, 6, 7])
+  limits = Limits(turns=1, turn_tokens=8, context=64, observation_tokens=4)
+  options = {
+    'engine': engine, 'chat': IdChat(), 'make_environment': IdEnvironment,
+    'limits': limits, 'sampling': Sampling(), 'seed': 0, 'draw': 3,
+  }  # fmt: skip
+  (group,) = collect([task], group_size=3, **options)
+  again = Trajectory(task, draw=3, sample=2)
+  (alone,) = collect([task], group_size=1, prefixes=[[again]], **options)
+  same(alone.trajectories[0].turns[0], group.trajectories[2].turns[0])
+
+
+def test_values_that_would_stop_every_slot_are_refused_where_they_come_in():
+  engine = tiny.engine()
+  slot = new_slot(engine, 1)
+  with pytest.raises(ValueError, match='uint32'):
+    engine.start(
+      slot, np.zeros(3, np.uint32), Sampling(), turn_budget=4,
+      trajectory_budget=4,
+    )  # fmt: skip
+  for bad in (2**31, 2.5):
+    with pytest.raises(ValueError, match='top_k'):
+      Sampling(top_k=bad)
+  with pytest.raises(ValueError, match='version'):
+    engine.load(tiny.params(), 2**31)
+  with pytest.raises(ValueError, match='acquire it first'):
+    engine.reset(3)
