@@ -124,7 +124,8 @@ class Engine:
   def compile(self) -> tuple[int, float]:
     """Runs every program once; returns their number and the seconds taken.
 
-    After this, no call compiles anything (a test counts). Needs `load`.
+    After this, no call compiles anything (a test counts), as long as weights
+    come in the type and placement of those that were loaded. Needs `load`.
     """
     start = time.monotonic()
     self._need_weights()

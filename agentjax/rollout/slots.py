@@ -71,7 +71,8 @@ class Parked:
   """A slot's content in host memory; fits into any slot of its engine.
 
   Attributes:
-    row: of `Store.take`, as NumPy arrays. hidden_D: of the last token.
+    row: of `Store.take`, as NumPy arrays. hidden_D: of the last token, a few
+      kB that stay on the device.
     turn: under way when it was parked, or None.
   """
 
