@@ -100,7 +100,7 @@ FORBIDDEN_NAME = re.compile(
 )
 # Exceptions to 450 lines, with their number. The engine is one class with one
 # page of state: cut in two, each half would reach into the other.
-LONG_FILES: dict[str, int] = {'agentjax/rollout/engine.py': 596}
+LONG_FILES: dict[str, int] = {'agentjax/rollout/engine.py': 597}
 
 FILES = sorted(
   p

@@ -399,8 +399,8 @@ class Engine:
         (StaleKV.REFUSE) the slot's KV state is of other weights.
     """
     self._need_weights()
-    self._idle(slot)
     s = self._held(slot)
+    self._idle(slot)
     tokens = self._ids(tokens)
     if s.length + len(tokens) > self.context:
       raise ValueError(
