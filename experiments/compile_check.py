@@ -49,7 +49,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
   for name in ('policy', 'optimizer', 'learner', 'engine'):
     if name not in config:
       parser.error(f'the config has no section {name}')
-  return args, config
+  return args, config.to_dict()
 
 
 def _axes(text: str) -> dict[str, int]:
@@ -110,11 +110,11 @@ def _programs(args, config, chips) -> Iterator[tuple[str, Any]]:
   from agentjax.rollout.programs import Programs
   from experiments import launch
 
-  model = launch.build(config.policy.config, 'config.policy.config')
+  model = launch.build(config['policy']['config'], 'config.policy.config')
   axes = args.mesh or {'fsdp': len(chips)}
-  learner = launch.build(config.learner, 'config.learner')(
+  learner = launch.build(config['learner'], 'config.learner')(
     model,
-    optimizer=launch.build(config.optimizer, 'config.optimizer'),
+    optimizer=launch.build(config['optimizer'], 'config.optimizer'),
     mesh=make_mesh(**axes, devices=chips),
   )
   print(f'learner on {_said(axes)}, {learner.rows} rows of {learner.length}')
@@ -122,7 +122,7 @@ def _programs(args, config, chips) -> Iterator[tuple[str, Any]]:
     yield f'learner {name}', lowered
   first = [c for c in chips if c.process_index == chips[0].process_index]
   axes = args.engine_mesh or {'data': len(first)}
-  options = dict(launch.build(config.engine, 'config.engine').keywords)
+  options = dict(launch.build(config['engine'], 'config.engine').keywords)
   buckets = options.pop('buckets', (16, 64, 256))
   options.pop('stale_kv', None)
   dtype = options.setdefault('dtype', 'float32')
