@@ -140,7 +140,6 @@ def play(engine):
   engine.start(slots[0], key, Sampling(), turn_budget=7, trajectory_budget=50)
   engine.step(2)
   parked = engine.park(slots[0])
-  engine.release(slots[3])
   engine.unpark(parked, slots[3])
   while engine.n_decoding:
     segments |= {('moved', i): segment for i, segment in engine.step()}
