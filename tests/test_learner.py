@@ -93,7 +93,6 @@ def test_losses_of_trajectories_and_turns_know_which_is_which():
       surrogates.gspo, clip_low=9.0, clip_high=9.0, log_ratio=ratio
     )
     base = step(packed(), loss=loss)
-    close(base, step(packed(6, 24), 6, loss=loss))
     close(base, step(packed(2, 24, EXAMPLES[::-1], CREDIT[::-1]), loss=loss))
     alone = [
       step(pack([e], [c], rows=2, length=24), loss=loss)

@@ -172,6 +172,17 @@ def test_decoupled_ppo_is_ppo_where_the_sampler_is_the_proximal_policy():
     loss(new, plain._replace(behaviour=None))
 
 
+def test_decoupled_ppo_weighs_by_old_over_behaviour():
+  new, tokens = made()
+  plain = tokens._replace(weights=None)
+  out = correction.decoupled(
+    new, plain, loss=losses.ppo_clip,
+    weigh=functools.partial(correction.truncated, high=1.2),
+  )  # fmt: skip
+  rho = np.minimum(np.exp(np.asarray(tokens.old - tokens.behaviour)), 1.2)
+  close(out.loss_N, losses.ppo_clip(new, plain).loss_N * rho)
+
+
 def test_reweighted_reinforce_has_the_gradient_of_the_truncated_ratio():
   new, tokens = made()
   tokens = tokens._replace(weights=None, mask=jnp.ones(24, bool))

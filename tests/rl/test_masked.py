@@ -34,6 +34,16 @@ def test_a_given_count_divides_and_none_of_it_is_zero():
   assert not np.asarray(gradient).any()
 
 
+def test_a_weight_of_zero_hides_whatever_stands_there():
+  def mean(x):
+    return masked.weighted(3 * x, MASK * 0.5).mean()
+
+  want = jax.value_and_grad(mean)(X)
+  for bad in BAD:
+    got = jax.value_and_grad(mean)(jnp.where(MASK, X, bad))
+    jax.tree.map(np.testing.assert_array_equal, want, got)
+
+
 def test_segments_by_hand():
   for function, want in (
     (masked.segment_sum, [5, 0, 8, 0, 0]),

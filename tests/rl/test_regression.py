@@ -68,6 +68,17 @@ def test_webrl_as_released_by_hand():
   close(gradient, [0, 0, 0, 0, 0, (b * x - 1)[1] / 3])
 
 
+def test_webrl_as_released_is_a_tangent_where_it_is_far_off():
+  """x of -0.18 against 1: |b x - 1| exceeds 1, and the square ends."""
+  new = jnp.array([0.0, 0.0, 5.0, 0.3, -0.1, -0.9])
+  reference = jnp.array([-2.0, -2.0, 0.0, 0.0, 0.0, 0.0])
+  given = tokens(reference=reference, advantages=jnp.ones(6))
+  out = regression.webrl_released(new, given)
+  # 5 tokens are left; b0 is 5 for the last turn, and 1 / |x| is 5.6.
+  x, b = -0.9 / 5, 5.0
+  close(out.loss_N[5], (abs(b * x - 1) - 0.5) / b)
+
+
 def test_webrl_as_released_takes_supervision_too():
   new = jnp.full(6, -1.0)
   plain = regression.webrl_released(new, tokens())
