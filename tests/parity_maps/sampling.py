@@ -33,12 +33,15 @@ def processed(case: Case) -> Result:
   at = np.arange(n), wanted
   u = (upto[at] - mass[at] / 2) / upto[:, -1]
   out = _sample(z, jnp.float32(u), *options)
-  if not (np.asarray(out.token) == wanted).all():
+  drawn = np.asarray(out.token) == wanted
+  if not (drawn == kept[at]).all():
     raise AssertionError('the sampler drew another token than was asked for')
+  # What is not kept is never drawn: the policy gives it no probability.
+  tempered = asked(logits, wanted, o.temperature).stats().logprobs_N
   return Result(
     {
-      'processed_logprob': out.logprob,
-      'tempered_full_logprob': out.logprob_full,
+      'processed_logprob': np.where(drawn, out.logprob, -np.inf),
+      'tempered_full_logprob': np.where(drawn, out.logprob_full, tempered),
       'log_kept_mass': out.log_kept_mass,
       'raw_logprob': asked(logits, wanted).stats().logprobs_N,
       'keep_mask': kept,
