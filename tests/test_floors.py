@@ -31,6 +31,8 @@ FLOORS = {
   'agentjax.rollout': 2,
   'agentjax.learner': 2,
   'agentjax.update': 2,
+  'agentjax.score': 2,
+  'agentjax.forward': 2,
   'agentjax.checkpoint': 2,
   'agentjax.recorder': 2,
   'agentjax.curriculum': 2,
@@ -63,7 +65,13 @@ PARTS = {
     'agentjax.rl',
     'agentjax.optimizers',
   },
-  'agentjax.update': {'agentjax.model', 'agentjax.rl'},
+  'agentjax.update': {
+    'agentjax.model',
+    'agentjax.rl',
+    'agentjax.optimizers',
+  },
+  'agentjax.score': {'agentjax.model', 'agentjax.rl'},
+  'agentjax.forward': {'agentjax.model', 'agentjax.rl'},
   'agentjax.checkpoint': {'agentjax.model'},
   'agentjax.recorder': {'agentjax.events'},
 }
@@ -72,7 +80,13 @@ PARTS = {
 # pages to read.
 ARROWS = {
   'agentjax.records': {'agentjax.types'},
-  'agentjax.learner': {'agentjax.update'},
+  'agentjax.learner': {
+    'agentjax.forward',
+    'agentjax.score',
+    'agentjax.update',
+  },
+  'agentjax.update': {'agentjax.forward'},
+  'agentjax.score': {'agentjax.forward'},
   'agentjax.train': {'agentjax.run', 'agentjax.training'},
   'agentjax.run': {
     'agentjax.credit',

@@ -10,7 +10,7 @@ from fakes import trajectory
 from tiny_model import PLAIN as CONFIG
 from tiny_model import params as tiny_params
 
-from agentjax import update
+from agentjax import forward
 from agentjax.learner import Learner
 from agentjax.optimizers import adamw
 from agentjax.rl import losses, surrogates
@@ -105,7 +105,7 @@ def test_losses_of_trajectories_and_turns_know_which_is_which():
 
 def test_sequences_and_turns_are_numbered_along_a_part():
   batch = packed(2, 24)
-  tokens = jax.jit(update._tokens, static_argnums=(1, 2))(batch, 48, 1)
+  tokens = jax.jit(forward.pick, static_argnums=(1, 2))(batch, 48, 1)
   real = np.asarray(tokens.mask)[0]
   kept = batch.weights > 0
   for name, own in (
