@@ -26,6 +26,7 @@ from agentjax import (
   storage,
   tally,
 )
+from agentjax.anchor import Anchor
 from agentjax.checkpoint import Checkpoints
 from agentjax.curriculum import Curriculum
 from agentjax.evaluate import evaluate, fingerprint, rows
@@ -64,6 +65,9 @@ class Run:
         loss=losses.cross_entropy,
         kl_coef=0.0,
         entropy_coef=0.0,
+        critic=None,
+        reject=(),
+        stale=None,
       )
     except ValueError as error:
       raise ConfigError(f'engine or learner: {error}') from error
@@ -79,7 +83,7 @@ class Run:
     self.progress = progress.Progress(self.last_step)
     self.step = 0
     self.state: State | None = None
-    self.reference: Any = None
+    self.anchor = Anchor(o, self.learner)
     self.totals = {
       'seconds': 0.0,
       'tokens_sampled': 0,
@@ -158,10 +162,11 @@ class Run:
         like['reference'] = self.state.params
     saved, meta = self.checkpoints.restore(like, step)
     self.state = saved['learner']
-    self.reference = saved.get('reference')
+    self.anchor.params = saved.get('reference')
     self.curriculum.restore(meta['curriculum'])
     self.totals |= meta['totals']
     self.evaluations = meta['evaluations']
+    self.anchor.kl_coef = meta.get('kl_coef', self.anchor.kl_coef)
     tasks = meta.get('evaluation_tasks', self._evaluation_tasks())
     if self.evaluations and tasks != self._evaluation_tasks():
       raise storage.WorkdirMismatch(
@@ -182,8 +187,18 @@ class Run:
     n, seconds = self.engine.compile()
     print(f'engine: {n} programs compiled in {seconds:.1f} s')
     if 'before' in self.evaluations:
-      self.state = self.learner.compile(self.state, self.reference)
+      self._compile_learner()
     self._compiled = compiles.count()
+
+  def _compile_learner(self) -> None:
+    """Every program of reinforcement, before its first step."""
+    o = self.o
+    self.state = self.learner.compile(
+      self.state,
+      self.anchor.in_loss,
+      scores=bool(o.recompute_old or o.reward_kl_coef),
+    )
+    self.anchor.compile(self.state.params)
 
   def _tally_compilations(self) -> None:
     """Adds what was compiled since the last warm-up to the totals."""
@@ -195,9 +210,8 @@ class Run:
     """Keeps the policy of the cold start as a reference, and compiles."""
     self._tally_compilations()
     self.state = self.learner.init(self.state.params)
-    if self.o.use_reference:
-      self.reference = jax.tree.map(lambda x: x.copy(), self.state.params)
-    self.state = self.learner.compile(self.state, self.reference)
+    self.anchor.take(self.state.params)
+    self._compile_learner()
     self._compiled = compiles.count()
 
   # ---- cold start ---------------------------------------------------------
@@ -241,7 +255,13 @@ class Run:
   def _learn(self, learner: Learner, batch: Batch) -> dict[str, float]:
     """One update, counted if nothing came of it; returns its metrics."""
     before = int(self.state.skipped)
-    self.state, metrics = learner.update(self.state, batch, self.reference)
+    if learner is self.teacher:
+      self.state, metrics = learner.update(self.state, batch)
+    else:
+      anchor = self.anchor
+      self.state, metrics = learner.update(
+        self.state, batch, anchor.in_loss, anchor.kl_coef
+      )
     skipped = int(metrics['skipped_updates']) - before
     self.totals['skipped_updates'] += skipped
     self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
@@ -287,13 +307,19 @@ class Run:
   def update(self, groups: Sequence[Group]) -> dict[str, float]:
     """Credits, packs and learns; returns the metrics of the update."""
     o = self.o
-    given = credit.advantages(o, groups)
+    policies = credit.Policies(
+      self.learner, self.state, self.anchor.params, self.step,
+      self.anchor.kl_coef,
+    )  # fmt: skip
+    given = credit.credit(o, policies, groups)
     self.last = (list(groups), credit.by_id(groups, given))
     made = [
       self._learn(self.learner, batch)
       for batch in credit.batches(o, self.learner, groups, given)
     ]
-    return credit.metrics(o, made, given)
+    metrics = credit.metrics(made, given)
+    self.anchor.after_update(metrics, len(credit.members(groups)))
+    return metrics
 
   def finish_step(
     self,
@@ -304,6 +330,7 @@ class Run:
   ) -> None:
     """Hands the weights over, records the step, saves where it is time to."""
     self.step = step
+    self.anchor.after_step(self.state.params, step)
     self.engine.load(self.state.params, step)
     metrics = {
       'phase': 'reinforcement',
@@ -323,7 +350,7 @@ class Run:
       step,
       reward=metrics['reward'],
       success=metrics['success'],
-      kl=metrics['kl' if self.reference is not None else 'behaviour_kl'],
+      kl=metrics['kl' if self.anchor.params is not None else 'behaviour_kl'],
       tokens=metrics['tokens_sampled'],
       skipped=self.totals['skipped_updates'],
     )
@@ -373,8 +400,8 @@ class Run:
 
   def _save(self) -> None:
     arrays = {'learner': self.state}
-    if self.reference is not None:
-      arrays['reference'] = self.reference
+    if self.anchor.params is not None:
+      arrays['reference'] = self.anchor.params
     now = time.monotonic()
     self.totals['seconds'] += now - self.began
     self.began = now
@@ -384,6 +411,7 @@ class Run:
       'totals': self.totals,
       'evaluations': self.evaluations,
       'evaluation_tasks': self._evaluation_tasks(),
+      'kl_coef': self.anchor.kl_coef,
     }
     self.checkpoints.save(self.step, arrays, meta)
 
