@@ -241,13 +241,9 @@ def _policy(
       toward = masked.hide(now.kl_N, mask)
     else:
       toward = objective.kl_value(now.logprobs_N, away, mask)
-  # Each part is a batch of its own: no sequence is in two.
-  policy = jax.vmap(objective.loss)(
-    now.logprobs_N,
-    losses.Tokens(
-      mask, old, tokens.advantages, tokens.sequences, tokens.turns,
-      behaviour=behaviour, reference=away,
-    ),
+  policy = lossed(
+    objective.loss, now.logprobs_N, tokens, old=old, behaviour=behaviour,
+    reference=away,
   )  # fmt: skip
   loss = policy.loss_N
   if far is not None:
@@ -279,6 +275,29 @@ def _policy(
     'ratio': jnp.max(masked.hide(jnp.exp(ratio), mask)),
   }
   return loss, pairs, maxima
+
+
+def lossed(
+  loss: Loss, logprobs_WN: jax.Array, tokens: Tokens, **policies
+) -> PolicyLoss:
+  """The loss of all parts as one, [W, N]: some look at all that they are given.
+
+  Args:
+    policies: log-probs [W, N] of others, fields of `losses.Tokens`.
+  """
+  shape = logprobs_WN.shape
+  # No sequence is in two parts, and each part counts its own from 0.
+  first = jnp.arange(shape[0], dtype=jnp.int32)[:, None] * shape[1]
+  given = {
+    'mask': tokens.mask,
+    'advantages': tokens.advantages,
+    'sequences': tokens.sequences + first,
+    'turns': tokens.turns + first,
+    **policies,
+  }
+  flat = {k: x.reshape(-1) for k, x in given.items() if x is not None}
+  out = loss(logprobs_WN.reshape(-1), losses.Tokens(**flat))
+  return PolicyLoss(*(x.reshape(shape) for x in out))
 
 
 def _value(
