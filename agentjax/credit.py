@@ -19,6 +19,7 @@ from agentjax.rl import draw_from, kl
 from agentjax.rl.aggregation import over_trajectories
 from agentjax.rl.batch import Batch
 from agentjax.rl.draw import Draw
+from agentjax.rl.tree_rows import tree_places, with_prompts
 from agentjax.training import Training
 from agentjax.types import Group, Trajectory
 
@@ -71,7 +72,10 @@ def members(groups: Sequence[Group]) -> list[Trajectory]:
 def credit(o: Training, policies: Policies, groups: Sequence[Group]) -> Credit:
   """What each token of a draw is worth, and how it is weighed."""
   trajectories = members(groups)
-  found, metrics = _measured(o, policies, trajectories)
+  groups_N = np.repeat(
+    np.arange(len(groups)), [len(g.trajectories) for g in groups]
+  )
+  found, metrics = _measured(o, policies, trajectories, groups_N)
   # Numbered over all draws, so that no two groups of a run share a number.
   first = groups[0].draw * o.groups if groups else 0
   given = {k: found[k] for k in ('values', 'bootstrap') if k in found}
@@ -92,10 +96,10 @@ def credit(o: Training, policies: Policies, groups: Sequence[Group]) -> Credit:
   columns = {k: found[k] for k in ('old', 'values') if k in found}
   if 'values' in found:
     columns['returns'] = o.value_targets(draw)
-  metrics |= _of_draw(o, draw, advantages)
+  metrics |= _of_draw(draw, advantages)
   kept = None
   if policies.learner.corrects:
-    kept = _kept(o, policies, trajectories, columns)
+    kept = _kept(o, policies, trajectories, groups_N, columns)
     metrics |= _rejected(kept, trajectories)
   return Credit(
     advantages, draw.groups_N, chosen, columns, kept, metrics
@@ -106,19 +110,18 @@ def credit(o: Training, policies: Policies, groups: Sequence[Group]) -> Credit:
 
 
 def _measured(
-  o: Training, policies: Policies, trajectories: Sequence[Trajectory]
+  o: Training, policies: Policies, trajectories, groups_N
 ) -> tuple[dict[str, Arrays], dict[str, float]]:
   learner, state = policies.learner, policies.state
   found: dict[str, Any] = {}
   metrics: dict[str, float] = {}
   if not (o.recompute_old or learner.critic or o.reward_kl_coef):
     return found, metrics
-  lengths = [len(t) for t in trajectories]
-  at = packing.places(lengths, rows=learner.rows, length=learner.length)
-  batch = _packed(o, learner, trajectories, [0.0] * len(lengths), at=at)
+  at = _places(learner, trajectories, groups_N)
+  batch = _packed(o, learner, trajectories, [0.0] * len(trajectories), at=at)
 
   def apart(array_BT):
-    return packing.unpack(array_BT, at, lengths)
+    return packing.unpack(array_BT, at)
 
   if o.recompute_old or o.reward_kl_coef:
     old = learner.logprobs(state.params, batch)
@@ -137,13 +140,21 @@ def _measured(
   return found, metrics
 
 
-def _kept(o, policies: Policies, trajectories, columns) -> Arrays:
-  lengths = [len(t) for t in trajectories]
+def _kept(o, policies: Policies, trajectories, groups_N, columns) -> Arrays:
   learner = policies.learner
-  at = packing.places(lengths, rows=learner.rows, length=learner.length)
+  at = _places(learner, trajectories, groups_N)
   old = {k: v for k, v in columns.items() if k == 'old'}
-  batch = _packed(o, learner, trajectories, [0.0] * len(lengths), at=at, **old)
-  return packing.unpack(learner.keep(batch, policies.version), at, lengths)
+  nothing = [0.0] * len(trajectories)
+  batch = _packed(o, learner, trajectories, nothing, at=at, **old)
+  return packing.unpack(learner.keep(batch, policies.version), at)
+
+
+def _places(learner: Learner, trajectories, groups_N) -> packing.Places:
+  shape = {'rows': learner.rows, 'length': learner.length}
+  if not learner.trees:
+    return packing.places(trajectories, **shape)
+  tree = with_prompts(draw_from.tree(trajectories), groups_N, trajectories)
+  return tree_places([len(t) for t in trajectories], tree, **shape)
 
 
 def _rejected(kept: Arrays, trajectories) -> dict[str, float]:
@@ -157,14 +168,12 @@ def _rejected(kept: Arrays, trajectories) -> dict[str, float]:
   }
 
 
-def _of_draw(o: Training, draw: Draw, advantages: Arrays) -> dict[str, float]:
-  groups = [
-    advantages[i : i + o.group_size]
-    for i in range(0, len(advantages), o.group_size)
-  ]
-  silent = [not any(np.any(a) for a in g) for g in groups]
+def _of_draw(draw: Draw, advantages: Arrays) -> dict[str, float]:
+  groups: dict[int, bool] = {}  # whether it says nothing
+  for group, a in zip(draw.groups_N, advantages, strict=True):
+    groups[int(group)] = groups.get(int(group), True) and not np.any(a)
   return {
-    'groups_without_signal': float(np.mean(silent)) if groups else 0.0,
+    'groups_without_signal': float(np.mean([*groups.values()] or [0])),
     'misplaced_rewards': float(draw.misplaced),
   }
 
@@ -205,8 +214,9 @@ def batches(
       kept=None if given.kept is None else of(given.kept),
       rejected=o.rejected,
     )
+    at = _places(learner, own, given.groups_N[part])
     yield _packed(
-      o, learner, own, of(advantages), weights=weights, count=count,
+      o, learner, own, of(advantages), weights=weights, count=count, at=at,
       **{k: of(v) for k, v in given.columns.items()},
     )  # fmt: skip
 

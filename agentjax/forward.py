@@ -40,6 +40,7 @@ class Forward:
     parts: W. chunk: tokens whose logits exist at once, on each part.
     remat, unroll, attention: see `transformer.forward`.
     whole: (frozen, trained parameters) -> all parameters of the policy.
+    trees: rows may hold trees, so that attention looks at the ends of spans.
   """
 
   config: ModelConfig
@@ -50,13 +51,14 @@ class Forward:
   unroll: bool
   attention: Attention
   whole: Callable[[Any, Any], Any] = trained_alone
+  trees: bool = False
 
   def hidden(self, params: Any, batch: Batch) -> jax.Array:
     """[W, B / W * T, D]: the state after each token."""
     hidden = transformer.forward(
       params, batch.tokens, batch.positions, batch.pack_ids, self.config,
       dtype=self.dtype, remat=self.remat, unroll=self.unroll,
-      attention=self.attention,
+      attention=self.attention, ends_BT=batch.ends if self.trees else None,
     )  # fmt: skip
     return by_part(hidden, self.parts)
 
@@ -133,7 +135,8 @@ def pick(batch: Batch, capacity: int, parts: int) -> Tokens:
     return jnp.where(mask_WN, x, fill)
 
   # Compacting keeps the order, so that a trajectory's tokens are neighbours.
-  trajectory = (index_WN // batch.tokens.shape[1], take(batch.pack_ids, 0))
+  T = batch.tokens.shape[1]
+  trajectory = (index_WN // T, take(batch.pack_ids, 0))
   return Tokens(
     ids=take(batch.tokens, 0),
     mask=mask_WN,
@@ -145,9 +148,9 @@ def pick(batch: Batch, capacity: int, parts: int) -> Tokens:
     returns=take(batch.returns, 0.0),
     temperature=take(batch.temperature, 1.0),
     versions=take(batch.versions, -1),
-    # Rows are packed from their first token on, which carries no loss: the
-    # state before a loss-carrying token is always in the same row.
-    before=jnp.maximum(index_WN - 1, 0),
+    # The first token of a trajectory carries no loss: the state before one
+    # that does is always in the same row.
+    before=index_WN // T * T + take(batch.before, 0),
     place=index_WN,
     sequences=_ranks(*trajectory),
     turns=_ranks(*trajectory, take(batch.turns, 0)),

@@ -68,6 +68,9 @@ class Learner:
     dtype: of compute.
     remat, unroll, attention: see `transformer.forward`; attention None is
       `best_attention`'s for the devices and the length.
+    trees: rows may hold trees (`rl.tree_rows`): what trajectories share
+      stands there once. For losses of tokens: one of trajectories or turns
+      takes a tree for one of them.
     mesh: None for one device.
   """
 
@@ -93,6 +96,7 @@ class Learner:
     remat: bool = True,
     unroll: bool = False,
     attention: Attention | None = None,
+    trees: bool = False,
     mesh: Mesh | None = None,
   ):
     check_numbers(kl_coef=kl_coef, entropy_coef=entropy_coef)
@@ -111,7 +115,7 @@ class Learner:
       )
     self.config, self.rows, self.length = config, rows, length
     self.kl_coef, self.critic = kl_coef, critic
-    self.reject, self.stale = tuple(reject), stale
+    self.reject, self.stale, self.trees = tuple(reject), stale, trees
     self.mesh, self._optimizer = mesh, optimizer
     self._micro_batches = micro_batches
     self._parts = 1
@@ -130,8 +134,9 @@ class Learner:
       jnp.dtype(dtype),
       remat,
       unroll,
-      attention or best_attention(config, length, mesh),
+      attention or best_attention(config, length, mesh, trees),
       trained_alone,
+      trees,
     )
     self._objective = Objective(
       loss, kl_value, kl_gradient, entropy_coef, critic

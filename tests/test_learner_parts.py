@@ -21,7 +21,7 @@ from agentjax.rl import aggregation, correction, kl, losses
 from agentjax.rl.batch import label_mask, pack, places, turn_numbers, unpack
 
 GROUPS = np.array([0, 0, 0, 1, 1, 2])
-AT = places([len(e) for e in EXAMPLES], rows=2, length=24)
+AT = places(EXAMPLES, rows=2, length=24)
 
 
 def copied(tree):
@@ -100,7 +100,7 @@ def test_log_probs_are_those_that_the_update_sees():
   metrics = stepped(l, again)[1]
   assert metrics['max_logprob_gap'] < 1e-6
   np.testing.assert_allclose(metrics['max_ratio'], 1, atol=1e-6)
-  back = unpack(found, AT, [len(e) for e in EXAMPLES])
+  back = unpack(found, AT)
   assert all(len(b) == len(e) for b, e in zip(back, EXAMPLES, strict=True))
   assert (back[1][label_mask(EXAMPLES[1])] < 0).all()
 

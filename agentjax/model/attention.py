@@ -32,6 +32,10 @@ class Rows(NamedTuple):
 
   pack_ids: jax.Array  # int32 [B, T], 0 for padding
   positions: jax.Array  # int32 [B, T], restarting per sequence
+  # Of rows that hold trees, int32 [B, T]: each token's place, and the first
+  # place behind all that may see it.
+  places: jax.Array | None = None
+  ends: jax.Array | None = None
 
 
 # (q [B,T,H,Q], k and v [B,T,K,Q], rows, kind of layer, config) -> [B,T,H,Q]
@@ -79,10 +83,14 @@ def attend(
 
 def _mask(queries: Rows, keys: Rows, kind: str, config) -> jax.Array:
   """bool [B, C, S]: which keys each query may see."""
-  mask = queries.pack_ids[:, :, None] == keys.pack_ids[:, None]
-  # Within a sequence the order of positions is the order of tokens.
   far = queries.positions[:, :, None] - keys.positions[:, None]
-  mask &= far >= 0
+  if keys.ends is None:
+    mask = queries.pack_ids[:, :, None] == keys.pack_ids[:, None]
+    # Within a sequence the order of positions is the order of tokens.
+    mask &= far >= 0
+  else:
+    behind = queries.places[:, :, None]
+    mask = (keys.places[:, None] <= behind) & (behind < keys.ends[:, None])
   return mask & (far < config.window) if kind == 'local' else mask
 
 
@@ -113,7 +121,7 @@ def in_blocks(
     q, queries = args
     return attend(q, k, v, _mask(queries, rows, kind, config), config)
 
-  out = jax.lax.map(look, (split(q), Rows(*map(split, rows))))
+  out = jax.lax.map(look, (split(q), jax.tree.map(split, rows)))
   return jnp.moveaxis(out, 0, 1).reshape(B, n * block, *q.shape[2:])[:, :T]
 
 
@@ -125,6 +133,8 @@ def splash(
 
   Source: jax.experimental.pallas.ops.tpu.splash_attention.
   """
+  if rows.ends is not None:
+    raise ValueError('splash attention knows no trees: use plain or in_blocks')
   mesh = jax.sharding.get_abstract_mesh()
   alone = mesh.empty
   H, K = q.shape[2], k.shape[2]
@@ -178,15 +188,16 @@ def _splash(q, k, v, pack_ids_BT, *, kind, config, block, interpret):
 
 
 def best_attention(
-  config: ModelConfig, length: int, mesh: Mesh | None
+  config: ModelConfig, length: int, mesh: Mesh | None, trees: bool = False
 ) -> Attention:
   """The way for rows of `length` tokens on the devices at hand.
 
-  The kernel needs whole vectors of tokens, and a head size that it tiles.
+  The kernel needs whole vectors of tokens, and a head size that it tiles; it
+  knows no `trees`.
   """
   devices = jax.devices() if mesh is None else mesh.devices.flat
   tiles = length % LANES == 0 and config.head_size % 64 == 0
-  if devices[0].platform == 'tpu' and tiles:
+  if devices[0].platform == 'tpu' and tiles and not trees:
     fits = next(b for b in (512, 256, LANES) if length % b == 0)
     return functools.partial(splash, block=fits)
   return in_blocks if length > LONG else plain

@@ -253,6 +253,7 @@ def forward(
   remat: bool = True,
   unroll: bool = False,
   attention: Callable = plain,
+  ends_BT: jax.Array | None = None,
 ) -> jax.Array:
   """Hidden states [B, T, D] after the final norm; the learner's path.
 
@@ -263,8 +264,14 @@ def forward(
     dtype: of compute. remat: recompute a block in the backward pass.
     unroll: no scan over layers: faster on CPU, slower to compile.
     attention: an `attention.Attention`, such as `attention.plain`.
+    ends_BT: int32, of rows that hold trees: a token sees the tokens at or
+      before it whose end lies behind it. None: no tree.
   """
   rows = Rows(pack_ids_BT, positions_BT)
+  if ends_BT is not None:
+    places = jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
+    places = jnp.broadcast_to(places, tokens_BT.shape)
+    rows = rows._replace(places=places, ends=ends_BT)
   # Behind a barrier: XLA would take every cosine again in every layer.
   tables = {
     kind: jax.lax.optimization_barrier(rope_tables(positions_BT, config, kind))

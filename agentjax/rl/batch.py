@@ -1,7 +1,8 @@
 """Trajectories packed into fixed-shape rows, and back.
 
 Floor 1, rl/. Host-side numpy: several trajectories stand in one row, told
-apart by `pack_ids`, with positions that restart. Everything is indexed by the
+apart by `pack_ids`, with positions that restart; of a tree (`tree_rows`) the
+shared tokens stand there once. Everything is indexed by the
 label: entry t belongs to token t, which the model predicts from t - 1. A
 token's weight is 0 unless the policy sampled it and its trajectory may be
 trained on: the weight is the mask, times what `rl.aggregation` makes of it.
@@ -12,7 +13,7 @@ Letters: B rows, T tokens, N trajectories.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,39 +36,84 @@ class Batch(NamedTuple):
   turns: np.ndarray  # int32, 1.. in each trajectory, 0 where not sampled
   values: np.ndarray  # float32, of the critic before the update
   returns: np.ndarray  # float32, what the critic is to predict
+  before: np.ndarray  # int32, the place of the token before
+  ends: np.ndarray  # int32, first place behind all that may see this token
   # float32 [B]: shares of what the sum of weighted losses is divided by.
   counts: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-  """Where each trajectory stands: its row and its first token there."""
+  """Where each token of each trajectory stands.
+
+  Attributes:
+    rows, length: B and T.
+    index: of each trajectory its row, and int[T]: the place of each token.
+    before: int32 [B, T]: the place of the token before, -1 for none.
+    ends: int32 [B, T]: the first place behind all that may see this one.
+    pack_ids: int32 [B, T], 0 where nothing stands.
+  """
 
   rows: int
   length: int
-  starts: tuple[tuple[int, int], ...]
+  index: tuple[tuple[int, np.ndarray], ...]
+  before: np.ndarray
+  ends: np.ndarray
+  pack_ids: np.ndarray
 
 
-def places(
-  lengths: Sequence[int], *, rows: int, length: int
-) -> Places:  # fmt: skip
-  """Places for N trajectories, longest first, each in the fullest row it fits.
+def fill_rows(
+  lengths: Sequence[int], *, rows: int, length: int, name: Callable[[int], str]
+) -> tuple[list[tuple[int, int]], int]:
+  """(row, first place) of each, longest first, in the fullest row it fits.
 
   Args:
-    rows: B at least; more rows, in multiples of it, are made where needed.
-    length: T, which no trajectory may exceed.
+    rows: how many there are at least; more, in multiples of it, are made
+      where needed. name: what the i-th is called in an error.
+
+  Raises:
+    ValueError: one is longer than a row.
   """
   room: list[int] = []
   starts = [(0, 0)] * len(lengths)
   for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
     n = lengths[i]
+    if n > length:
+      raise ValueError(
+        f'{name(i)} has {n} tokens, a row {length}: raise the length of the '
+        'batch or lower limits.context'
+      )
     fits = [r for r, left in enumerate(room) if left >= n]
     row = min(fits, key=lambda r: room[r]) if fits else len(room)
     if not fits:
       room.append(length)
     starts[i] = (row, length - room[row])
     room[row] -= n
-  return Places(max(1, -(-len(room) // rows)) * rows, length, tuple(starts))
+  return starts, max(1, -(-len(room) // rows)) * rows
+
+
+def places(
+  trajectories: Sequence[Trajectory], *, rows: int, length: int
+) -> Places:
+  """Each trajectory in one piece; of a tree see `tree_rows.tree_places`."""
+  lengths = [len(t) for t in trajectories]
+  starts, B = fill_rows(
+    lengths, rows=rows, length=length,
+    name=lambda i: f'trajectory {trajectories[i].id}',
+  )  # fmt: skip
+  before = np.full((B, length), -1, np.int32)
+  ends, ids = np.zeros((2, B, length), np.int32)
+  index: list = [None] * len(lengths)
+  packed = [0] * B
+  for i in sorted(range(len(lengths)), key=lambda i: starts[i]):
+    row, start = starts[i]
+    at = np.arange(start, start + lengths[i])
+    index[i] = row, at
+    packed[row] += 1
+    ids[row, at] = packed[row]
+    before[row, at[1:]] = at[:-1]
+    ends[row, at] = start + lengths[i]
+  return Places(B, length, tuple(index), before, ends, ids)
 
 
 def pack(
@@ -93,7 +139,7 @@ def pack(
     weights: float[T] a trajectory, as `rl.aggregation` makes them, and
       `count`, what their sum of losses is divided by. By default a token's is
       its trajectory's `row_weight`, and the count their sum.
-    at: places, where they are known.
+    at: places, where they are known: those of a tree, or of a batch before.
     columns: `old`, `values` and `returns` by name, float[T] a trajectory; by
       default the behaviour policy's log-probs, and 0.
 
@@ -106,37 +152,31 @@ def pack(
       f'temperature {temperature}: greedy choices have no policy gradient, '
       'sample with a temperature > 0'
     )
-  for t in trajectories:
-    if len(t) > length:
-      raise ValueError(
-        f'trajectory {t.id} has {len(t)} tokens, a row {length}: '
-        'raise the length of the batch or lower limits.context'
-      )
-  at = at or places([len(t) for t in trajectories], rows=rows, length=length)
+  at = at or places(trajectories, rows=rows, length=length)
   if weights is None:
     weights = [label_mask(t, mask_observations) * t.row_weight
                for t in trajectories]  # fmt: skip
-  batch = empty_batch(at.rows, length)
-  packed = [0] * at.rows
-  for i, (row, start) in enumerate(at.starts):
-    packed[row] += 1
-    t = trajectories[i]
-    span = (row, slice(start, start + len(t)))
-    batch.pack_ids[span] = packed[row]
-    batch.temperature[span] = temperature
+  batch = empty_batch(at.rows, length)._replace(
+    pack_ids=at.pack_ids, before=np.maximum(at.before, 0), ends=at.ends
+  )
+  # Of a token that stands in several trajectories the weights are added up,
+  # and whatever else it has is their weighted mean.
+  total = np.full(batch.weights.shape, np.nan)  # where nothing stands yet
+  for i, (t, (row, span)) in enumerate(
+    zip(trajectories, at.index, strict=True)
+  ):
     own = {name: column[i] for name, column in columns.items()}
     own |= {'advantages': advantages[i], 'weights': weights[i]}
-    _write(batch, t, own, span)
+    batch.temperature[row, span] = temperature
+    _write(batch, total, t, own, (row, span))
+  batch.weights[:] = np.nan_to_num(total)
   batch.counts[0] = batch.weights.sum() if count is None else count
   return batch
 
 
-def unpack(array_BT: np.ndarray, at: Places, lengths: Sequence[int]) -> list:
+def unpack(array_BT: np.ndarray, at: Places) -> list[np.ndarray]:
   """What stands in the places of each trajectory: [T] each."""
-  return [
-    np.asarray(array_BT[row, start : start + n])
-    for (row, start), n in zip(at.starts, lengths, strict=True)
-  ]
+  return [np.asarray(array_BT[row, span]) for row, span in at.index]
 
 
 def label_mask(
@@ -192,15 +232,18 @@ def empty_batch(B: int, T: int) -> Batch:
     turns=full(0, whole),
     values=full(0, real),
     returns=full(0, real),
+    before=full(0, whole),
+    ends=full(0, whole),
     counts=full(0, real, B),
   )
 
 
 def _write(
   batch: Batch,
+  total: np.ndarray,
   trajectory: Trajectory,
-  own: Mapping[str, float | np.ndarray],
-  span: tuple[int, slice],
+  own: dict[str, float | np.ndarray],
+  span: tuple[int, np.ndarray],
 ) -> None:
   n = len(trajectory)
   own = {'old': trajectory.per_token('logprobs')} | own
@@ -211,12 +254,31 @@ def _write(
         f'trajectory {trajectory.id} has {n} tokens and {name} of shape '
         f'{shape}: give one a token'
       )
-  batch.tokens[span] = trajectory.tokens()
+  tokens, there = trajectory.tokens(), ~np.isnan(total[span])
+  if (batch.tokens[span] != tokens)[there].any():
+    raise ValueError(
+      f'trajectory {trajectory.id} does not have the tokens that it is said to '
+      'share: give a tree of trajectories that were forked'
+    )
+  batch.tokens[span] = tokens
   batch.positions[span] = np.arange(n)
   batch.versions[span] = trajectory.per_token('versions')
   batch.turns[span] = turn_numbers(trajectory)
-  batch.weights[span] = own.pop('weights')
-  mask = batch.weights[span] > 0
+  weights = np.broadcast_to(np.float64(own.pop('weights')), (n,))
+  mask = weights > 0
   own['logprobs'] = trajectory.per_token('logprobs')
+  before = np.nan_to_num(total[span])
+  share = _share(weights, before)
   for name, given in own.items():
-    getattr(batch, name)[span] = np.where(mask, given, 0)
+    column = getattr(batch, name)
+    new = np.where(mask, given, 0)
+    old = column[span]
+    mixed = np.where(before > 0, old + share * (new - old), new)
+    column[span] = np.where(mask, mixed, old)
+  total[span] = before + weights
+
+
+def _share(weights: np.ndarray, before: np.ndarray) -> np.ndarray:
+  """weights / (weights + before), and 0 where both are 0."""
+  both = weights + before
+  return np.divide(weights, both, out=np.zeros_like(both), where=both > 0)

@@ -61,7 +61,7 @@ def groups(
     bootstrap=bootstrap,
     **{
       'turn_rewards': [rewards for _, rewards, _, _ in turns],
-      'tree': _tree(trajectories),
+      'tree': tree(trajectories),
       'parts': _parts(trajectories),
     }
     | others,
@@ -106,7 +106,7 @@ def _parts(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
   }
 
 
-def _tree(trajectories: Sequence[Trajectory]) -> Tree:
+def tree(trajectories: Sequence[Trajectory]) -> Tree:
   """Who was forked from whom, as far as the parents are in this draw."""
   row = {t.id: i for i, t in enumerate(trajectories)}
   parents = [row.get(t.parent_id, -1) for t in trajectories]
