@@ -23,7 +23,9 @@ AXES = ('data', 'fsdp', 'tensor', 'context', 'expert')
 # Logical axis of an array -> mesh axes that split it.
 RULES: dict[str, str | tuple[str, ...] | None] = {
   'batch': ('data', 'fsdp'),
+  'rows': 'data',
   'length': 'context',
+  'between': ('context', 'tensor'),
   'slots': 'data',
   'vocab': 'tensor',
   'width': 'fsdp',

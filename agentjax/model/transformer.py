@@ -233,13 +233,13 @@ def n_params(config: ModelConfig) -> int:
 
 
 def _embed(table, tokens_BT, config: ModelConfig, dtype):
-  # Whole in width first: of rows that are split in two ways at once XLA would
-  # make a copy of all activations on every chip.
-  table = constrain(table, 'vocab', 'none')
-  x = table[constrain(tokens_BT, 'batch', 'length')].astype(dtype)
+  # Of all rows the chip's part of the width, then of its own rows the whole
+  # width: activations cross chips, and neither the table nor its gradient.
+  tokens_BT = constrain(tokens_BT, 'rows', 'length')
+  x = constrain(table[tokens_BT], 'rows', 'length', 'width').astype(dtype)
   if config.embed_scale:
     x = x * jnp.asarray(math.sqrt(config.width), dtype)
-  return constrain(x, 'batch', 'length', 'none')
+  return constrain(x, 'batch', 'between', 'none')
 
 
 def forward(
@@ -282,8 +282,11 @@ def forward(
     def see(q, k, v):
       return attention(q, k, v, rows, kind, config), None
 
+    x = constrain(x, 'batch', 'between', 'none')
+    x = constrain(x, 'batch', 'length', 'none')
     x, _ = _apply(params, x, *tables[kind], see, config)
-    return constrain(x, 'batch', 'length', 'none')
+    x = constrain(x, 'batch', 'length', 'none')
+    return constrain(x, 'batch', 'between', 'none')
 
   x = _embed(params['embed']['table'], tokens_BT, config, dtype)
   for (pattern, count), stack in zip(
@@ -301,10 +304,10 @@ def forward(
 
 
 def head_kernel(params: Params) -> jax.Array:
-  """The head as [D, V]."""
+  """The head as [D, V]; its gradient is split as it is, as soon as summed."""
   if 'head' in params:
-    return params['head']['kernel']
-  return params['embed']['table'].T
+    return constrain(params['head']['kernel'], 'width', 'vocab')
+  return constrain(params['embed']['table'], 'vocab', 'width').T
 
 
 @functools.cache
