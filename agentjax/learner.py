@@ -286,7 +286,7 @@ class Learner:
       )
       out = {
         f'add {c}': self._add.lower(
-          (state.params, state.critic), None, None, jnp.float32(0), sums, batch,
+          (state.params, state.critic), None, None, np.float32(0), sums, batch,
           capacity=c,
         )
         for c in self._capacities

@@ -310,6 +310,11 @@ def head_kernel(params: Params) -> jax.Array:
   return constrain(params['embed']['table'], 'vocab', 'width').T
 
 
+def whole_head(kernel_DV: jax.Array) -> jax.Array:
+  """The head gathered over the chips that split its width."""
+  return constrain(kernel_DV, 'none', 'vocab')
+
+
 @functools.cache
 def finisher(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
   """What becomes of float32 products with the head: soft-cap, `NEVER` on

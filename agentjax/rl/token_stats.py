@@ -59,6 +59,7 @@ def token_stats(
   reference: Head | None = None,
   kept_NM: jax.Array | None = None,
   chunk: int = 1024,
+  whole: Callable[[jax.Array], jax.Array] = as_it_is,
 ) -> TokenStats:
   """Log-prob, entropy and more, with exact gradients to `head`.
 
@@ -76,6 +77,8 @@ def token_stats(
       are fewer; a token's own id always counts. `logprobs_N` are then those of
       the distribution that was sampled from.
     chunk: rows whose logits exist at once.
+    whole: what is done to a kernel once for all chunks: on a mesh, gathering
+      it. Its values stay what they are.
 
   Source: gradients of log-softmax and entropy by hand: with p = softmax(z),
   d logp_y = 1_y - p, d H = -p (z - sum p z), d KL = p (log p/q - KL).
@@ -96,15 +99,25 @@ def token_stats(
   )
   if reference is not None:
     reference = reference._replace(hidden_ND=split(reference.hidden_ND))
-  out = _stats(finish)(split(head.hidden_ND), head.kernel_DV, tokens, reference)
+  out = _stats(finish, whole)(split(head.hidden_ND), head.kernel_DV, tokens, reference)
   return TokenStats(*(x.reshape(-1)[:N] for x in out))
 
 
 @functools.cache
-def _stats(finish: Callable) -> Callable:
+def _stats(finish: Callable, whole: Callable) -> Callable:
   """The operation over chunks [n, C, ...], with a gradient of its own."""
 
+  def ready(hidden, kernel, reference):
+    """Kernels as the products of all chunks take them."""
+    kernel = whole(kernel.astype(hidden.dtype))
+    if reference is None:
+      return kernel, None
+    far = reference.kernel_DV.astype(reference.hidden_ND.dtype)
+    return kernel, reference._replace(kernel_DV=whole(far))
+
   def forward(hidden, kernel, tokens, reference):
+    kernel, reference = ready(hidden, kernel, reference)
+
     def chunk(args):
       hidden_CD, tokens, ref_CD = args
       z = _tempered(hidden_CD, kernel, tokens, finish)
@@ -127,7 +140,8 @@ def _stats(finish: Callable) -> Callable:
     return out, (hidden, kernel, tokens, reference, out)
 
   def backward(residuals, cotangents: TokenStats):
-    hidden, kernel, tokens, reference, out = residuals
+    hidden, given, tokens, reference, out = residuals
+    kernel, reference = ready(hidden, given, reference)
 
     def chunk(d_kernel, args):
       hidden_CD, tokens, ref_CD, out, cotangent = args
@@ -145,7 +159,7 @@ def _stats(finish: Callable) -> Callable:
       d_z = jnp.where(live_C[:, None], d_z, 0)
       (d_raw,) = pull(d_z / tokens.temperature[:, None])
       d_raw = d_raw.astype(hidden_CD.dtype)
-      d_hidden = _dot('cv,dv->cd', d_raw, kernel.astype(hidden_CD.dtype))
+      d_hidden = _dot('cv,dv->cd', d_raw, kernel)
       d_kernel += _dot('cd,cv->dv', hidden_CD, d_raw)
       return d_kernel, d_hidden.astype(hidden_CD.dtype)
 
@@ -154,7 +168,7 @@ def _stats(finish: Callable) -> Callable:
     d_kernel, d_hidden = jax.lax.scan(
       chunk, zero, (hidden, tokens, ref, out, cotangents)
     )
-    return d_hidden, d_kernel.astype(kernel.dtype), None, None
+    return d_hidden, d_kernel.astype(given.dtype), None, None
 
   stats.defvjp(keep, backward)
   return stats
@@ -173,7 +187,7 @@ def _dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _product(hidden_CD, kernel_DV) -> jax.Array:
-  return _dot('cd,dv->cv', hidden_CD, kernel_DV.astype(hidden_CD.dtype))
+  return _dot('cd,dv->cv', hidden_CD, kernel_DV)
 
 
 def _tempered(hidden_CD, kernel_DV, tokens: _Tokens, finish) -> jax.Array:
