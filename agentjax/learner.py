@@ -39,6 +39,7 @@ from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.attention import Attention, best_attention
 from agentjax.model.config import ModelConfig
+from agentjax.model.remat import Policy
 from agentjax.optimizers import check_numbers
 from agentjax.rl import kl, losses
 from agentjax.rl.batch import Batch, add_rows, empty_batch
@@ -93,7 +94,7 @@ class Learner:
     stale: Callable | None = None,
     chunk: int = 1024,
     dtype: str = 'float32',
-    remat: bool = True,
+    remat: bool | Policy | None = True,
     unroll: bool = False,
     attention: Attention | None = None,
     trees: bool = False,

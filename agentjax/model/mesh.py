@@ -23,9 +23,9 @@ AXES = ('data', 'fsdp', 'tensor', 'context', 'expert')
 # Logical axis of an array -> mesh axes that split it.
 RULES: dict[str, str | tuple[str, ...] | None] = {
   'batch': ('data', 'fsdp'),
-  'rows': 'data',
+  'rows': 'data',  # where the parts of fsdp hold parts of the width instead
   'length': 'context',
-  'between': ('context', 'tensor'),
+  'between': ('context', 'tensor'),  # of activations between two layers
   'slots': 'data',
   'vocab': 'tensor',
   'width': 'fsdp',

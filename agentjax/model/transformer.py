@@ -27,6 +27,7 @@ from agentjax.model.cache import Cache, Fresh, Store
 from agentjax.model.config import ModelConfig
 from agentjax.model.mesh import constrain
 from agentjax.model.precision import NEVER, precision
+from agentjax.model.remat import Policy, recomputed
 
 Params = dict[str, Any]
 
@@ -239,7 +240,7 @@ def _embed(table, tokens_BT, config: ModelConfig, dtype):
   x = constrain(table[tokens_BT], 'rows', 'length', 'width').astype(dtype)
   if config.embed_scale:
     x = x * jnp.asarray(math.sqrt(config.width), dtype)
-  return constrain(x, 'batch', 'between', 'none')
+  return constrain(x, 'batch', 'length', 'none')
 
 
 def forward(
@@ -250,7 +251,7 @@ def forward(
   config: ModelConfig,
   *,
   dtype=jnp.float32,
-  remat: bool = True,
+  remat: bool | Policy | None = True,
   unroll: bool = False,
   attention: Callable = plain,
   ends_BT: jax.Array | None = None,
@@ -261,7 +262,8 @@ def forward(
     tokens_BT: int32 ids. positions_BT: int32, restarting per packed sequence.
     pack_ids_BT: int32, 0 for padding; a token sees earlier tokens of its row
       with the same id.
-    dtype: of compute. remat: recompute a block in the backward pass.
+    dtype: of compute. remat: what the backward pass computes again; see
+      `model.remat`.
     unroll: no scan over layers: faster on CPU, slower to compile.
     attention: an `attention.Attention`, such as `attention.plain`.
     ends_BT: int32, of rows that hold trees: a token sees the tokens at or
@@ -282,7 +284,8 @@ def forward(
     def see(q, k, v):
       return attention(q, k, v, rows, kind, config), None
 
-    x = constrain(x, 'batch', 'between', 'none')
+    # What is kept of a layer is split over tensor too, and whole inside of it.
+    x = checkpoint_name(constrain(x, 'batch', 'between', 'none'), 'block_in')
     x = constrain(x, 'batch', 'length', 'none')
     x, _ = _apply(params, x, *tables[kind], see, config)
     x = constrain(x, 'batch', 'length', 'none')
@@ -298,16 +301,22 @@ def forward(
         x = layer(kind, x, period[str(i)])
       return x, None
 
-    step = jax.checkpoint(step) if remat else step
+    step = recomputed(step, remat, unroll)
     x, _ = jax.lax.scan(step, x, stack, unroll=count if unroll else 1)
   return _rms(x, params['final_norm']['scale'], config)
 
 
 def head_kernel(params: Params) -> jax.Array:
-  """The head as [D, V]; its gradient is split as it is, as soon as summed."""
+  """The head as [D, V].
+
+  Its gradient is cut to each chip's part as soon as it is summed: without the
+  barrier XLA keeps all of it until the end of the backward pass.
+  """
   if 'head' in params:
-    return constrain(params['head']['kernel'], 'width', 'vocab')
-  return constrain(params['embed']['table'], 'vocab', 'width').T
+    kernel = jax.lax.optimization_barrier(params['head']['kernel'])
+    return constrain(kernel, 'width', 'vocab')
+  table = jax.lax.optimization_barrier(params['embed']['table'])
+  return constrain(table, 'vocab', 'width').T
 
 
 def whole_head(kernel_DV: jax.Array) -> jax.Array:
