@@ -307,16 +307,10 @@ def forward(
 
 
 def head_kernel(params: Params) -> jax.Array:
-  """The head as [D, V].
-
-  Its gradient is cut to each chip's part as soon as it is summed: without the
-  barrier XLA keeps all of it until the end of the backward pass.
-  """
+  """The head as [D, V]; its gradient is split as it is, as soon as summed."""
   if 'head' in params:
-    kernel = jax.lax.optimization_barrier(params['head']['kernel'])
-    return constrain(kernel, 'width', 'vocab')
-  table = jax.lax.optimization_barrier(params['embed']['table'])
-  return constrain(table, 'vocab', 'width').T
+    return constrain(params['head']['kernel'], 'width', 'vocab')
+  return constrain(params['embed']['table'], 'vocab', 'width').T
 
 
 def whole_head(kernel_DV: jax.Array) -> jax.Array:

@@ -99,7 +99,9 @@ def token_stats(
   )
   if reference is not None:
     reference = reference._replace(hidden_ND=split(reference.hidden_ND))
-  out = _stats(finish, whole)(split(head.hidden_ND), head.kernel_DV, tokens, reference)
+  out = _stats(finish, whole)(
+    split(head.hidden_ND), head.kernel_DV, tokens, reference
+  )
   return TokenStats(*(x.reshape(-1)[:N] for x in out))
 
 

@@ -93,9 +93,10 @@ def test_offloading_goes_to_the_memory_of_the_host():
     f = functools.partial(total, remat=policy)
     return str(jax.make_jaxpr(jax.grad(f))(tiny.params()))
 
-  assert 'pinned_host' in program(remat.offload_blocks) or 'host' in program(
-    remat.offload_blocks
-  ).lower()
+  assert (
+    'pinned_host' in program(remat.offload_blocks)
+    or 'host' in program(remat.offload_blocks).lower()
+  )
   assert 'host' not in program(remat.nothing).lower()
 
 
