@@ -5,9 +5,10 @@ value of a layer, it says whether the value is kept. A layer's values have
 these names, each [B, T, ...] of one layer; bytes are for a token of Qwen2.5-7B
 in bfloat16:
 
-  block_in    what goes into it; the mesh's tensor axis splits it   7 kB
-  qkv         queries, keys and values, rotated                     9 kB
-  attention   what attention gives, before it is projected          7 kB
+  block_in   what goes into it; the mesh's tensor axis splits it    7 kB
+  qkv        queries, keys and values, rotated                      9 kB
+  seen       what attention gives, before it is projected           7 kB
+  mlp_in     gate and up, before they are multiplied               76 kB
   attn_out, mlp_out   what is added to the residual stream          7 kB each
 
 `forward` is told one by the learner's `remat`: False or None keep everything,
@@ -29,12 +30,12 @@ _policies = jax.checkpoint_policies
 nothing: Policy = _policies.nothing_saveable
 
 # Attention runs once: what grows with the square of the length, and the kernel.
-keep_attention: Policy = _policies.save_only_these_names('attention')
+keep_attention: Policy = _policies.save_only_these_names('seen')
 
-# Neither the projections around attention nor attention run again; the MLP
-# does, whose values are the widest.
-keep_around_attention: Policy = _policies.save_only_these_names(
-  'qkv', 'attention', 'attn_out'
+# What products with weights give, and attention: norms, rotations, gates and
+# scores are computed again, which costs next to nothing.
+keep_products: Policy = _policies.save_only_these_names(
+  'qkv', 'seen', 'attn_out', 'mlp_in'
 )
 
 
@@ -52,7 +53,7 @@ def _offloaded(*names: str) -> Policy:
 offload_blocks: Policy = _offloaded('block_in')
 
 # So does what attention gives, which need not run again.
-offload_attention: Policy = _offloaded('block_in', 'attention')
+offload_attention: Policy = _offloaded('block_in', 'seen')
 
 
 def recomputed(

@@ -141,6 +141,7 @@ class Mlp(nnx.Module):
   def __call__(self, x_BTD, config: ModelConfig):
     gate = _einsum('btd,df->btf', x_BTD, self.gate[...])
     up = _einsum('btd,df->btf', x_BTD, self.up[...])
+    gate, up = (checkpoint_name(a, 'mlp_in') for a in (gate, up))
     if config.activation == 'silu':
       gate = jax.nn.silu(gate)
     else:
