@@ -16,8 +16,9 @@ import numpy as np
 
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Decode
+from agentjax.rollout.forks import Mark
+from agentjax.rollout.parking import Parked
 from agentjax.rollout.sampling import Sampling
-from agentjax.rollout.slots import Mark, Parked
 from agentjax.types import Segment
 
 

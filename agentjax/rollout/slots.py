@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from agentjax.rollout.decode import Plan
@@ -49,42 +48,6 @@ class Handle:
   @staticmethod
   def digest_of(tokens: np.ndarray) -> str:
     return _hash(tokens).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class Mark:
-  """A point in a slot's row that other slots can fork from.
-
-  Valid until the slot is given to another content; `fork` checks it.
-  `hidden_D` is None at a point in the past, whose hidden state is gone.
-  """
-
-  slot: int
-  generation: int
-  tokens: np.ndarray
-  hidden_D: jax.Array | None
-  versions: tuple[tuple[int, int], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Parked:
-  """A slot's content in host memory; fits into any slot of its engine.
-
-  Attributes:
-    row: of `Store.take`, as NumPy arrays. hidden_D: of the last token, a few
-      kB that stay on the device.
-    turn: under way when it was parked, or None.
-  """
-
-  tokens: np.ndarray
-  versions: tuple[tuple[int, int], ...]
-  hidden_D: jax.Array
-  row: Any
-  turn: Turn | None = None
-
-  @property
-  def bytes(self) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(self.row))
 
 
 @dataclasses.dataclass
