@@ -40,7 +40,6 @@ from agentjax.rollout.rows import Rows
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.rollout.slots import (
   Handle,
-  Slot,
   StaleKV,
   Stats,
   Turn,
@@ -98,24 +97,14 @@ class Engine:
     self._stops = stops
     cache_dtype = cache_dtype or dtype
     programs = Programs(
-      config,
-      stops,
-      slots=slots,
-      context=context,
-      chunk=chunk,
-      dtype=dtype,
-      cache_dtype=cache_dtype,
-      mesh=mesh,
+      config, stops, slots=slots, context=context, chunk=chunk, dtype=dtype,
+      cache_dtype=cache_dtype, mesh=mesh,
       store=store or best_store(config, cache_dtype, mesh),
-    )
+    )  # fmt: skip
     self._rows = Rows(
-      config,
-      programs,
-      slots=slots,
-      context=context,
-      buckets=buckets,
+      config, programs, slots=slots, context=context, buckets=buckets,
       stale_kv=self.stale_kv,
-    )
+    )  # fmt: skip
     self._slots, self._state = self._rows.slots, self._rows.state
 
   # ---- programs -----------------------------------------------------------
@@ -143,13 +132,15 @@ class Engine:
     """Takes the weights of `version`; slots keep their KV state (`stale_kv`).
 
     The arrays are laid out for decoding once, here. Turns under way go on
-    with the new weights at the next `step`.
+    with the new weights at the next `step`. The weights that are loaded may be
+    loaded again under their version.
 
     Raises:
-      ValueError: turns are under way, and stale_kv is to refuse; or they are
-        parameters of another model.
+      ValueError: the version is that of other weights; turns are under way,
+        and stale_kv is to refuse; or they are parameters of another model.
     """
-    if self.n_decoding and self.stale_kv is StaleKV.REFUSE:
+    refuses = self.stale_kv is StaleKV.REFUSE and version != self.version
+    if self.n_decoding and refuses:
       raise ValueError(
         f'{self.n_decoding} turns of version {self.version} are under way: let '
         'them end, or set stale_kv to keep or recompute'
@@ -225,6 +216,15 @@ class Engine:
     """
     self._rows.extend(slot, tokens)
 
+  def refresh(self, slot: int) -> None:
+    """Does what `stale_kv` says now, and not when the slot is run next.
+
+    Raises:
+      ValueError: it says to refuse, and the slot is of other weights.
+    """
+    self._rows.held(slot)
+    self._rows.refresh(slot)
+
   # ---- forks and host memory ----------------------------------------------
 
   def mark(self, slot: int, at: int | None = None) -> Mark:
@@ -271,11 +271,12 @@ class Engine:
       turn_budget, trajectory_budget: MODEL tokens that this turn, and the
         trajectory from here on, may still sample.
       context: tokens that the slot may hold in the end, if it may not be full.
-      said: FORCED tokens with which the turn begins: in the slot already, they
-        count for stop strings.
+      said: FORCED tokens with which the turn begins: at the slot's end
+        already, they count for stop strings.
 
     Raises:
-      ValueError: the slot is empty, busy, or no token may be sampled.
+      ValueError: the slot is empty, busy, does not end with `said`, or no
+        token may be sampled.
     """
     s = self._rows.held(slot)
     if np.shape(key) != (2,):
@@ -293,6 +294,11 @@ class Engine:
         f'slot {slot} cannot start a turn: {s.length} tokens in it, '
         f'{"a turn under way" if s.turn else "no turn under way"}, '
         f'{budget} tokens left by {limit.name}'
+      )
+    if len(said) and not np.array_equal(s.tokens[-len(said) :], said):
+      raise ValueError(
+        f'slot {slot} does not end with the forced tokens {list(said)}: extend '
+        'it with them first'
       )
     self._rows.refresh(slot)
     state = self._stops.run(said, self._stops.start)
@@ -363,11 +369,12 @@ class Engine:
       )
       turn.budget -= n
       turn.stop_state = int(chunk.stop_state_S[i])
+      self.stats.tokens_on_old_kv += n * slot.stale(version)
       slot.grow(chunk.tokens_SC[i, :n], version)
       if not np.isfinite(chunk.logprobs_SC[i, :n]).all():
         self._rows.spoil(int(i))
       if chunk.stop_S[i] != decode.GOES_ON:
-        done.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
+        done.append((int(i), slot.finish(int(chunk.stop_S[i]))))
     return done
 
   def cancel(self, slot: int) -> Segment:
@@ -378,13 +385,4 @@ class Engine:
     """
     if self._rows.at(slot).turn is None:
       raise ValueError(f'slot {slot} has no turn under way to cancel')
-    return self._finish(self._slots[slot], None)
-
-  def _finish(self, slot: Slot, code: int | None) -> Segment:
-    turn, slot.turn = slot.turn, None
-    stop = {
-      decode.STRING: Stop.STOP_STRING,
-      decode.ID: Stop.END_OF_TURN,
-      None: Stop.CANCELLED,
-    }.get(code, turn.limit)
-    return turn.segment(stop)
+    return self._slots[slot].finish(None)

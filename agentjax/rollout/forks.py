@@ -16,22 +16,23 @@ import jax
 import numpy as np
 
 from agentjax.rollout.rows import Rows
-from agentjax.rollout.slots import Slot, StaleKV, before
+from agentjax.rollout.slots import Slot, StaleKV, Versions, before
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Mark:
   """A point in a slot's row that other slots can fork from.
 
   Valid until the slot is given to another content; `fork` checks it.
-  `hidden_D` is None at a point in the past, whose hidden state is gone.
+  `hidden_D` is None at a point in the past, whose hidden state is gone. A mark
+  equals itself alone: whether two name the same state is their handles' to say.
   """
 
   slot: int
   generation: int
   tokens: np.ndarray
   hidden_D: jax.Array | None
-  versions: tuple[tuple[int, int], ...]
+  versions: Versions
 
 
 def mark(rows: Rows, slot: int, at: int | None = None) -> Mark:

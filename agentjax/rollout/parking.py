@@ -17,10 +17,10 @@ import numpy as np
 
 from agentjax.rollout.forks import Mark, holds
 from agentjax.rollout.rows import Rows
-from agentjax.rollout.slots import Slot, StaleKV, Turn
+from agentjax.rollout.slots import Slot, StaleKV, Turn, Versions
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Parked:
   """A slot's content in host memory; fits into any slot of its engine.
 
@@ -31,7 +31,7 @@ class Parked:
   """
 
   tokens: np.ndarray
-  versions: tuple[tuple[int, int], ...]
+  versions: Versions
   hidden_D: jax.Array
   row: Any
   turn: Turn | None = None

@@ -128,8 +128,9 @@ class Rows:
     self.stats.tokens_prefilled += len(tokens)
 
   def refresh(self, slot: int) -> None:
+    """Applies `stale_kv` where the row is of other weights."""
     s = self.slots[slot]
-    if s.length and s.version != self.version:
+    if s.stale(self.version):
       if self.stale_kv is StaleKV.REFUSE:
         raise ValueError(
           f'slot {slot} holds {s.length} tokens of version {s.version}, the '
