@@ -49,8 +49,9 @@ class CollectStats:
   tokens_reprefill: int = 0
   parked_bytes: int = 0  # KV states in host memory, at their peak
   retries: int = 0  # episodes run again after an InfraError
-  infra_failures: int = 0  # episodes given up after the retries
-  calls_given_up: int = 0  # of an environment, that hung
+  # Episodes given up: after the retries, or as a call of theirs hung.
+  infra_failures: int = 0
+  calls_given_up: int = 0  # of environments, as they hung
 
   def metrics(self, engine: Stats) -> dict[str, float]:
     """These and the engine's own counts, under the names of the records."""
@@ -131,10 +132,11 @@ def collect(
     infra_retries: an InfraError runs the episode again from its start, with
       the same keys, this often; then its status is INFRA_FAILURE.
     prefixes: per task and sample, a trajectory to go on from.
-    on_group: called in this thread with each group when it is complete. It is
-      the place to load other weights in the middle of a `collect`: turns may
-      be under way, so `Engine.load` is refused there unless `stale_kv` is to
-      keep or to recompute.
+    on_group: called in this thread with each group when it is complete, between
+      two chunks. It is the place to load other weights in the middle of a
+      `collect`: all that is sampled after it is of them. If the engine's
+      `stale_kv` is to refuse, that ends in a ValueError, of `Engine.load` or of
+      the next turn on a state of the old ones.
 
   Returns:
     Groups in the order of `tasks`, trajectories in the order of `sample`.
@@ -145,11 +147,6 @@ def collect(
       f'limits.context {limits.context} exceeds the engine context '
       f'{engine.context}: lower it, or raise the engine context'
     )
-  if group_size < 1 or len({t.id for t in tasks}) != len(tasks):
-    raise ValueError(
-      f'{len(tasks)} tasks, {len({t.id for t in tasks})} different ids, group '
-      f'size {group_size}: ids must be unique within a draw, groups not empty'
-    )
   if in_flight is not None and in_flight < 1:
     raise ValueError(f'in_flight {in_flight}: give 1 or more, or None')
   run = _Run(
@@ -157,29 +154,13 @@ def collect(
     on_group, draw, in_flight or engine.n_slots, stats or CollectStats(),
     Calls(tool_threads, tool_seconds),
   )  # fmt: skip
-  groups = run.groups
-  for i, task in enumerate(tasks):
-    group = _Group(task, [None] * group_size)
-    group.prompt.members = group_size
-    groups.append(group)
-    for k in range(group_size):
-      first = Trajectory(task, draw=draw, sample=k)
-      if prefixes is not None:
-        first = prefixes[i][k]
-      e = _Episode(first, group, k)
-      e.seat.key = trajectory_key(
-        seed, first.draw, task.id, first.sample, first.branch
-      )
-      run.waiting.append(e)
+  run.enter(tasks, group_size, seed, prefixes)
   try:
     run.loop()
   finally:
     run.end()
-  run.stats.calls_given_up += run.calls.n_given_up
-  run.stats.seconds += time.monotonic() - began
-  run.stats.tokens_reprefill += run.seats.tokens_reprefill
-  run.stats.parked_bytes = max(run.stats.parked_bytes, run.seats.parked_bytes)
-  return [Group(g.task, draw, tuple(g.done)) for g in groups]
+  run.count(time.monotonic() - began)
+  return [Group(g.task, draw, tuple(g.done)) for g in run.groups]
 
 
 class _Run:
@@ -198,6 +179,36 @@ class _Run:
     self.seats = Seats(engine, sampling)
     self.waiting: deque[_Episode] = deque()  # not begun
     self.running: set[_Episode] = set()
+
+  def enter(self, tasks, group_size, seed, prefixes) -> None:
+    """Puts the episodes of all groups in line."""
+    if group_size < 1 or len({t.id for t in tasks}) != len(tasks):
+      raise ValueError(
+        f'{len(tasks)} tasks, {len({t.id for t in tasks})} different ids, '
+        f'group size {group_size}: ids must be unique within a draw, groups '
+        'not empty'
+      )
+    for i, task in enumerate(tasks):
+      group = _Group(task, [None] * group_size)
+      group.prompt.members = group_size
+      self.groups.append(group)
+      for k in range(group_size):
+        first = Trajectory(task, draw=self.draw, sample=k)
+        if prefixes is not None:
+          first = prefixes[i][k]
+        e = _Episode(first, group, k)
+        e.seat.key = trajectory_key(
+          seed, first.draw, task.id, first.sample, first.branch
+        )
+        self.waiting.append(e)
+
+  def count(self, seconds: float) -> None:
+    """Adds to the stats what it all cost."""
+    stats, seats = self.stats, self.seats
+    stats.calls_given_up += self.calls.n_given_up
+    stats.seconds += seconds
+    stats.tokens_reprefill += seats.tokens_reprefill
+    stats.parked_bytes = max(stats.parked_bytes, seats.parked_bytes)
 
   def loop(self) -> None:
     while self.waiting or self.running:

@@ -54,11 +54,10 @@ class Programs:
     mesh: Mesh | None,
     store: Callable[..., cache.Store] = cache.Spans,
   ):
-    if stops.table.shape[1] < config.vocab_size:
+    if (ids := stops.table.shape[1]) < config.vocab_size:
       raise ValueError(
-        f'the stop automaton knows {stops.table.shape[1]} ids and the model '
-        f'samples {config.vocab_size}: build it over the whole vocabulary, '
-        "with b'' for ids without text"
+        f'the stop automaton knows {ids} ids and the model samples '
+        f'{config.vocab_size}: build it over the whole vocabulary'
       )
     if mesh is not None:
       meshes.check(config, mesh, slots=slots)
@@ -96,6 +95,14 @@ class Programs:
       **chunk_options,
     )
     self._stops = stops
+    self.take = jax.jit(
+      functools.partial(decode.take, mesh=mesh),
+      out_shardings=self._everywhere,
+    )
+    self._jit_rows(options)
+
+  def _jit_rows(self, options: dict[str, Any]) -> None:
+    """The programs that move a row."""
     self.fork = jax.jit(
       functools.partial(decode.fork, store=self.store),
       donate_argnums=(0, 1),
@@ -110,10 +117,6 @@ class Programs:
       functools.partial(decode.put_row, store=self.store),
       donate_argnums=(0, 1),
       **options,
-    )
-    self.take = jax.jit(
-      functools.partial(decode.take, mesh=mesh),
-      out_shardings=self._everywhere,
     )
 
   def chunk(self, layout, hidden_SD, layers, plan):

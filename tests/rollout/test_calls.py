@@ -1,13 +1,13 @@
 """Calls that hang: given up, their place filled, the rest goes on."""
 
+import functools
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
-import tiny_model as tiny
-from fakes import IdEnvironment, id_task
+from fakes import IdEnvironment
 from test_collect import TASKS, assert_same, new_engine, run
 
 from agentjax.rollout.calls import Call, Calls, Hung
@@ -24,19 +24,23 @@ def gate():
 
 
 def drain(calls):
-  out = []
+  out, deadline = [], time.monotonic() + 30
   while calls.n_open:
-    out += calls.ended(block=True)
+    assert time.monotonic() < deadline
+    out += calls.ended(block=False)
+    time.sleep(0.005)
   return out
 
 
 def test_calls_return_what_they_return_and_raise_what_they_raise():
   calls = Calls(2, 60.0)
-  names = [threading.current_thread]
   a = calls.submit(Call('a', lambda: 3))
   b = calls.submit(Call('b', lambda: 1 // 0))
-  c = calls.submit(Call('c', names[0]))
-  assert set(drain(calls)) == {a, b, c}
+  c = calls.submit(Call('c', threading.current_thread))
+  out = []
+  while calls.n_open:
+    out += calls.ended(block=True)
+  assert set(out) == {a, b, c}
   assert a.result() == 3 and c.result().daemon
   with pytest.raises(ZeroDivisionError):
     b.result()
@@ -78,8 +82,9 @@ def test_who_hangs_is_given_up_and_its_place_filled(gate):
 
 
 def test_a_call_that_waits_for_its_thread_does_not_hang_yet(gate):
-  calls = Calls(1, 0.3)
-  many = [calls.submit(Call(str(i), lambda: time.sleep(0.1))) for i in range(8)]
+  calls = Calls(1, 0.6)
+  nap = functools.partial(time.sleep, 0.05)
+  many = [calls.submit(Call(str(i), nap)) for i in range(20)]
   assert set(drain(calls)) == set(many)
   assert not any(c.given_up for c in many)
 
@@ -117,8 +122,10 @@ class Hangs(IdEnvironment):
     self.ended.set()
 
 
-@pytest.mark.parametrize('call', ['reset', 'step', 'verify'])
-@pytest.mark.parametrize('slots, threads', [(1, 1), (4, 2)])
+@pytest.mark.parametrize(
+  'call, slots, threads',
+  [('step', 1, 1), ('step', 4, 2), ('reset', 4, 2), ('verify', 4, 2)],
+)
 def test_a_call_that_hangs_ends_its_own_episode_alone(
   gate, call, slots, threads
 ):
@@ -127,25 +134,24 @@ def test_a_call_that_hangs_ends_its_own_episode_alone(
   made, stats = [], CollectStats()
   groups = run(
     new_engine(slots), make=lambda: Hangs(call, gate, made), in_flight=6,
-    tool_threads=threads, tool_seconds=0.5, stats=stats,
+    tool_threads=threads, tool_seconds=1.0, stats=stats,
   )  # fmt: skip
   assert_same([base[0], base[2]], [groups[0], groups[2]])
   hung = [t for t in groups[1].trajectories if t.error]
   for t in hung:
     assert t.status is Status.INFRA_FAILURE and t.reward is None
-    assert f'{call} did not come back within 0.5 s' in t.error
+    assert f'{call} did not come back within 1.0 s' in t.error
     assert t.info['attempts'] == 1  # a second try would hang as long
   assert stats.calls_given_up == stats.infra_failures == len(hung) > 0
   assert stats.retries == 0
   assert stats.metrics(new_engine(1).stats)['calls_given_up'] == len(hung)
+  for t in groups[1].trajectories:
+    assert t.status in (Status.INFRA_FAILURE, Status.TOKEN_LIMIT)
   stuck = [e for e in made if e.closed == 0]
   assert len(stuck) == len(hung)
   gate.set()  # they come back after all, are dropped, and closed
   assert all(e.ended.wait(10) for e in stuck)
   assert all(e.closed == 1 for e in made)
-  for t, before in zip(groups[1].trajectories, list(hung), strict=False):
-    assert t.status in (Status.INFRA_FAILURE, Status.TOKEN_LIMIT)
-    assert before.reward is None
 
 
 def test_a_slot_is_free_while_its_tool_hangs(gate):
@@ -158,7 +164,7 @@ def test_a_slot_is_free_while_its_tool_hangs(gate):
   stats = CollectStats()
   groups = run(
     new_engine(1), make=lambda: Hangs('step', gate, made), group_size=1,
-    in_flight=1, tool_threads=1, tool_seconds=0.3, on_group=on_group,
+    in_flight=1, tool_threads=1, tool_seconds=1.0, on_group=on_group,
     stats=stats,
   )  # fmt: skip
   assert [name for name, _ in done] == ['t0', 't1', 't2']
@@ -172,7 +178,7 @@ def test_a_close_that_hangs_holds_nothing_up_for_ever(gate):
   base = run()
   began = time.monotonic()
   groups = run(
-    make=lambda: Hangs('close', gate, made), tool_threads=1, tool_seconds=0.3,
+    make=lambda: Hangs('close', gate, made), tool_threads=2, tool_seconds=1.0,
     stats=stats,
   )  # fmt: skip
   assert time.monotonic() - began < 30
@@ -199,7 +205,6 @@ def test_bounds_that_are_none():
   for bad in ({'tool_threads': 0}, {'tool_seconds': 0}):
     with pytest.raises(ValueError, match='tool_threads'):
       run(tasks=TASKS[:1], **bad)
-  assert id_task('x', tiny.tokens(0, 3)).id == 'x'
 
 
 def test_a_thread_that_hangs_does_not_keep_the_interpreter():
