@@ -37,7 +37,8 @@ class Programs:
   """Layout, extend, chunk, fork and take, for `Engine`'s arguments.
 
   Raises:
-    ValueError: the model or the slots do not divide over the mesh.
+    ValueError: the model or the slots do not divide over the mesh, or the
+      automaton is of fewer ids than the model's.
   """
 
   def __init__(
@@ -53,6 +54,11 @@ class Programs:
     mesh: Mesh | None,
     store: Callable[..., cache.Store] = cache.Spans,
   ):
+    if (ids := stops.table.shape[1]) < config.vocab_size:
+      raise ValueError(
+        f'the stop automaton knows {ids} ids and the model samples '
+        f'{config.vocab_size}: build it over the whole vocabulary'
+      )
     if mesh is not None:
       meshes.check(config, mesh, slots=slots)
     self._config, self._mesh, self._slots = config, mesh, slots
@@ -89,6 +95,14 @@ class Programs:
       **chunk_options,
     )
     self._stops = stops
+    self.take = jax.jit(
+      functools.partial(decode.take, mesh=mesh),
+      out_shardings=self._everywhere,
+    )
+    self._jit_rows(options)
+
+  def _jit_rows(self, options: dict[str, Any]) -> None:
+    """The programs that move a row."""
     self.fork = jax.jit(
       functools.partial(decode.fork, store=self.store),
       donate_argnums=(0, 1),
@@ -104,10 +118,6 @@ class Programs:
       donate_argnums=(0, 1),
       **options,
     )
-    self.take = jax.jit(
-      functools.partial(decode.take, mesh=mesh),
-      out_shardings=self._everywhere,
-    )
 
   def chunk(self, layout, hidden_SD, layers, plan):
     """`decode.chunk`; the state is given up."""
@@ -119,12 +129,15 @@ class Programs:
     return hidden, self.store.init()
 
   def _stop_table(self) -> np.ndarray:
-    """The automaton's table with a column for every row of the embedding."""
+    """The automaton's table with a column for every row of the embedding.
+
+    Rows without text are never sampled; their columns leave the state alone.
+    """
     from_stops = self._stops.table
-    columns = min(self._config.padded_vocab, from_stops.shape[1])
-    table = np.zeros(
-      (from_stops.shape[0], self._config.padded_vocab), from_stops.dtype
-    )
+    states, columns = from_stops.shape
+    columns = min(self._config.padded_vocab, columns)
+    state_N1 = np.arange(states, dtype=from_stops.dtype)[:, None]
+    table = np.repeat(state_N1, self._config.padded_vocab, 1)
     table[:, :columns] = from_stops[:, :columns]
     return table
 

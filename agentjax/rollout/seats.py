@@ -16,8 +16,9 @@ import numpy as np
 
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Decode
+from agentjax.rollout.forks import Mark
+from agentjax.rollout.parking import Parked
 from agentjax.rollout.sampling import Sampling
-from agentjax.rollout.slots import Mark, Parked
 from agentjax.types import Segment
 
 
@@ -170,10 +171,25 @@ class Seats:
     else:  # the group's first, or one that opened otherwise, or has a past
       engine.reset(slot)
       engine.extend(slot, tokens)
-      if shares and prompt.mark is None and prompt.copy is None:
-        prompt.mark = engine.mark(slot)
-        self._prompts[prompt] = None
     seat.filled = len(tokens)
+    if shares:
+      self._mark_again(prompt, slot, tokens)
+
+  def _mark_again(self, prompt: SharedPrompt, slot: int, tokens) -> None:
+    """Marks a prompt that was run in `slot`, if nobody could fork from it.
+
+    After an update of the weights the first who begins runs it again, where
+    the engine recomputes, and the others fork from that.
+    """
+    engine = self._engine
+    engine.refresh(slot)
+    if prompt.mark is not None and engine.holds(prompt.mark):
+      return
+    if prompt.copy is not None and not _is(prompt.copy, tokens):
+      return  # that of the others stands
+    prompt.mark, prompt.copy = engine.mark(slot), None
+    self._parked.pop(prompt, None)
+    self._prompts[prompt] = None
 
   def _keep(self, prompt: SharedPrompt) -> None:
     """Saves a prompt from the slot that is about to be used."""
