@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agentjax.types import Group, Source, Status, Trajectory
+from agentjax.rollout.collect import collect
+from agentjax.types import Group, Source, Status, Task, Trajectory
 
 GoOn = Callable[[Sequence[Sequence[Trajectory]]], list[Group]]
 
@@ -37,6 +38,20 @@ class Branched:
   groups: list[Group]
   turn_values: list[np.ndarray] | None = None
   tried: list[Group] = dataclasses.field(default_factory=list)
+
+
+def collected(
+  tasks: Sequence[Task], branch: Callable[..., Branched] | None, **options
+) -> Branched:
+  """A draw of `collect` with these options, and its branches, if any."""
+  groups = collect(tasks, **options)
+  if branch is None:
+    return Branched(groups)
+
+  def go_on(prefixes):
+    return collect(tasks, prefixes=prefixes, **options)
+
+  return branch(groups, go_on)
 
 
 def cut(trajectory: Trajectory, turn: int, branch: int) -> Trajectory:

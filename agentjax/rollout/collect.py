@@ -83,8 +83,12 @@ class _Episode:
     self.first = trajectory
     self.group = group
     self.index = index
-    # A given past is no group's prompt.
-    self.seat = Seat(self, None if trajectory.segments else group.prompt)
+    # Who goes on from one past begins with that; else the prompt is the past.
+    shared = len(trajectory)
+    past = trajectory.tokens().tobytes()
+    prompt = group.prompts.setdefault(past, SharedPrompt(members=0))
+    prompt.members += 1
+    self.seat = Seat(self, prompt, shared)
     self.environment: Environment | None = None
     self.attempts = 0
     self.loop: Generator | None = None
@@ -97,7 +101,7 @@ class _Episode:
 class _Group:
   task: Task
   done: list[Trajectory | None]
-  prompt: SharedPrompt = dataclasses.field(default_factory=SharedPrompt)
+  prompts: dict[bytes, SharedPrompt] = dataclasses.field(default_factory=dict)
 
 
 def collect(
@@ -131,7 +135,9 @@ def collect(
       environment is closed if the call ever returns.
     infra_retries: an InfraError runs the episode again from its start, with
       the same keys, this often; then its status is INFRA_FAILURE.
-    prefixes: per task and sample, a trajectory to go on from.
+    prefixes: per task, trajectories to go on from, as many as there are; then
+      `group_size` counts for nothing. Who goes on from the same past has it
+      run once.
     on_group: called in this thread with each group when it is complete, between
       two chunks. It is the place to load other weights in the middle of a
       `collect`: all that is sampled after it is of them. If the engine's
@@ -189,13 +195,14 @@ class _Run:
         'not empty'
       )
     for i, task in enumerate(tasks):
-      group = _Group(task, [None] * group_size)
-      group.prompt.members = group_size
+      begin = [
+        Trajectory(task, draw=self.draw, sample=k) for k in range(group_size)
+      ]
+      if prefixes is not None:
+        begin = prefixes[i]
+      group = _Group(task, [None] * len(begin))
       self.groups.append(group)
-      for k in range(group_size):
-        first = Trajectory(task, draw=self.draw, sample=k)
-        if prefixes is not None:
-          first = prefixes[i][k]
+      for k, first in enumerate(begin):
         e = _Episode(first, group, k)
         e.seat.key = trajectory_key(
           seed, first.draw, task.id, first.sample, first.branch
@@ -333,6 +340,7 @@ class _Run:
     self._close_later(e)
     info = {
       **trajectory.info,
+      'past_tokens': e.seat.shared,
       'sampling': dataclasses.asdict(self.sampling),
       'attempts': e.attempts,
     }
@@ -340,7 +348,8 @@ class _Run:
     done[e.index] = trajectory.append(info=info)
     if any(t is None for t in done):
       return
-    self.seats.forget(e.group.prompt)
+    for prompt in e.group.prompts.values():
+      self.seats.forget(prompt)
     if self.on_group:
       self.on_group(Group(e.group.task, self.draw, tuple(done)))
 
