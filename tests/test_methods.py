@@ -67,7 +67,8 @@ def test_it_takes_a_step(method, tmp_path):
   assert len(rows) == 2
   for row in rows:
     assert all(math.isfinite(v) for v in row.values() if v != row['phase'])
-    assert row['loss_tokens'] > 0
+    # Where none but groups that teach something are chosen, there may be none.
+    assert row['loss_tokens'] > 0 or row['chosen'] == 0
 
 
 def test_a_method_that_there_is_not_is_refused():
