@@ -135,6 +135,11 @@ class Engine:
     with the new weights at the next `step`. The weights that are loaded may be
     loaded again under their version.
 
+    Args:
+      params: parameters; or with the factors of `lora.attach` among them; or
+        the factors alone, `lora.attach(None, ...)`, for the parameters that
+        were loaded before.
+
     Raises:
       ValueError: the version is that of other weights; turns are under way,
         and stale_kv is to refuse; or they are parameters of another model.

@@ -24,7 +24,7 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
-from agentjax.model import cache, transformer
+from agentjax.model import cache, lora, transformer
 from agentjax.model import mesh as meshes
 from agentjax.model.config import ModelConfig
 from agentjax.model.handover import HandOver
@@ -81,6 +81,7 @@ class Programs:
       if mesh is None
       else HandOver(layout, self._layout_shardings())
     )
+    self._factors: dict[Any, Callable] = {}
     self.state = jax.jit(self._zeros, **options)
     self.extend = jax.jit(
       functools.partial(decode.extend, store=self.store, **kw),
@@ -118,6 +119,20 @@ class Programs:
       donate_argnums=(0, 1),
       **options,
     )
+
+  def factors(self, factors: transformer.Params) -> transformer.Params:
+    """The layout of attached factors; see `lora.split`."""
+    maps = jax.tree.structure(factors)  # which of them have factors
+    if maps not in self._factors:
+      layout = functools.partial(
+        lora.layout, config=self._config, dtype=self._dtype
+      )
+      self._factors[maps] = (
+        jax.jit(layout, out_shardings=self._everywhere)
+        if self._mesh is None
+        else HandOver(layout, self._factor_shardings(layout, factors))
+      )
+    return self._factors[maps](factors)
 
   def chunk(self, layout, hidden_SD, layers, plan):
     """`decode.chunk`; the state is given up."""
@@ -177,13 +192,26 @@ class Programs:
       'head': ('width', 'vocab'),
     }
 
-    def local(axes, shape):
-      axes = ['none' if a == 'width' else a for a in axes]
-      return self._sharding(axes, shape)
-
     return jax.tree.map(
-      local, axes, self._layout_shapes(), is_leaf=lambda x: isinstance(x, tuple)
+      self._local,
+      axes,
+      self._layout_shapes(),
+      is_leaf=lambda x: isinstance(x, tuple),
     )
+
+  def _local(self, axes: Sequence[str], shape: Any) -> NamedSharding:
+    axes = ['none' if a == 'width' else a for a in axes]
+    return self._sharding(axes, shape)
+
+  def _factor_shardings(self, layout: Callable, factors: Any) -> Any:
+    axes = lora.layout_axes(self._config)
+
+    def place(path, shape):
+      keys = (getattr(k, 'key', getattr(k, 'idx', None)) for k in path)
+      of = functools.reduce(lambda node, key: node[key], keys, axes)
+      return self._local(of, shape)
+
+    return jax.tree.map_with_path(place, jax.eval_shape(layout, factors))
 
   # ---- ahead of time ------------------------------------------------------
 

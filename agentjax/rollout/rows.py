@@ -41,7 +41,7 @@ class Rows:
   ):
     self.context, self.stale_kv = context, stale_kv
     self.slots = [Slot() for _ in range(slots)]
-    self.weights = Weights(config, programs.layout)
+    self.weights = Weights(config, programs.layout, programs.factors)
     self.state = State(programs, buckets, self.weights)
     self.stats = Stats()
     self._vocab_size = config.vocab_size
