@@ -52,6 +52,7 @@ class Credit:
     groups_N: the group of each.
     chosen_N: bool: whether it is in the loss.
     columns: `old`, `values`, `returns` by name, float[T] each.
+    prefix_weights: float64[T] each, of what leaves of a tree share.
     kept: bool[T] each: tokens that no rejection took; None if there is none.
     metrics: of the draw.
   """
@@ -59,6 +60,7 @@ class Credit:
   advantages: Arrays
   groups_N: np.ndarray
   chosen_N: np.ndarray
+  prefix_weights: Arrays
   columns: Mapping[str, Arrays] = dataclasses.field(default_factory=dict)
   kept: Arrays | None = None
   metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -69,8 +71,17 @@ def members(groups: Sequence[Group]) -> list[Trajectory]:
   return [t for g in groups for t in g.trajectories]
 
 
-def credit(o: Training, policies: Policies, groups: Sequence[Group]) -> Credit:
-  """What each token of a draw is worth, and how it is weighed."""
+def credit(
+  o: Training,
+  policies: Policies,
+  groups: Sequence[Group],
+  turn_values: Sequence[np.ndarray] | None = None,
+) -> Credit:
+  """What each token of a draw is worth, and how it is weighed.
+
+  Args:
+    turn_values: float64[K] a trajectory, where branches have found them.
+  """
   trajectories = members(groups)
   groups_N = np.repeat(
     np.arange(len(groups)), [len(g.trajectories) for g in groups]
@@ -79,6 +90,8 @@ def credit(o: Training, policies: Policies, groups: Sequence[Group]) -> Credit:
   # Numbered over all draws, so that no two groups of a run share a number.
   first = groups[0].draw * o.groups if groups else 0
   given = {k: found[k] for k in ('values', 'bootstrap') if k in found}
+  if turn_values is not None:
+    given['turn_values'] = turn_values
   if 'kl' in found:
     given['token_rewards'] = [
       kl.in_reward(np.zeros(len(x)), x, mask, policies.kl_coef)
@@ -102,7 +115,8 @@ def credit(o: Training, policies: Policies, groups: Sequence[Group]) -> Credit:
     kept = _kept(o, policies, trajectories, groups_N, columns)
     metrics |= _rejected(kept, trajectories)
   return Credit(
-    advantages, draw.groups_N, chosen, columns, kept, metrics
+    advantages, draw.groups_N, chosen, o.prefix_weight(draw), columns, kept,
+    metrics,
   )  # fmt: skip
 
 
@@ -210,7 +224,11 @@ def batches(
       masks,
       groups=given.groups_N[part],
       turns=[packing.turn_numbers(t) for t in own],
-      token_weights=[np.full(len(t), t.row_weight) for t in own],
+      # An observation that an ablation trains on is shared by nobody.
+      token_weights=[
+        t.row_weight * np.where(t.loss_mask(), w, 1.0)
+        for t, w in zip(own, of(given.prefix_weights), strict=True)
+      ],
       kept=None if given.kept is None else of(given.kept),
       rejected=o.rejected,
     )

@@ -110,10 +110,6 @@ class Learner:
       raise ValueError(
         f'shares {shares}: give ascending fractions above 0, up to 1.0'
       )
-    if length > config.context:
-      raise ValueError(
-        f'length {length} exceeds the {config.context} positions of the model'
-      )
     self.config, self.rows, self.length = config, rows, length
     self.kl_coef, self.critic = kl_coef, critic
     self.reject, self.stale, self.trees = tuple(reject), stale, trees
@@ -352,6 +348,12 @@ class Learner:
       raise ValueError(
         f'batch of shape {batch.tokens.shape}: rows must be a multiple of '
         f'{local} and the length {self.length}, as rl.batch.pack makes them'
+      )
+    # A row may be longer than that: positions restart in it.
+    if (last := int(batch.positions.max(initial=0))) >= self.config.context:
+      raise ValueError(
+        f'a trajectory has {last + 1} tokens, the model '
+        f'{self.config.context} positions: lower limits.context'
       )
     part = self.rows // self._parts
     counts = (batch.weights > 0).reshape(B // part, -1).sum(-1)

@@ -35,7 +35,8 @@ from agentjax.model import transformer
 from agentjax.recorder import Recorder
 from agentjax.rl import losses
 from agentjax.rl.batch import Batch
-from agentjax.rollout.collect import CollectStats, collect
+from agentjax.rollout import branches
+from agentjax.rollout.collect import CollectStats
 from agentjax.sft import batches
 from agentjax.training import ConfigError, Training, check_fit
 from agentjax.types import Group
@@ -97,6 +98,7 @@ class Run:
     self.evaluations: dict[str, Any] = {}
     self.last: tuple[list[Group], dict[str, np.ndarray]] = ([], {})
     self.summary: dict[str, Any] | None = None  # of a run that is finished
+    self._drawn = branches.Branched([])
     self._cold_batches = None
     self._skipped_in_a_row = 0
     self._compiled = 0
@@ -255,13 +257,10 @@ class Run:
   def _learn(self, learner: Learner, batch: Batch) -> dict[str, float]:
     """One update, counted if nothing came of it; returns its metrics."""
     before = int(self.state.skipped)
-    if learner is self.teacher:
-      self.state, metrics = learner.update(self.state, batch)
-    else:
-      anchor = self.anchor
-      self.state, metrics = learner.update(
-        self.state, batch, anchor.in_loss, anchor.kl_coef
-      )
+    held = ()
+    if learner is not self.teacher:
+      held = self.anchor.in_loss, self.anchor.kl_coef
+    self.state, metrics = learner.update(self.state, batch, *held)
     skipped = int(metrics['skipped_updates']) - before
     self.totals['skipped_updates'] += skipped
     self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
@@ -292,17 +291,18 @@ class Run:
     self._step_began = time.monotonic()
     draw = self.curriculum.draws
     tasks = self.curriculum.draw(o.groups)
-    groups = collect(
+    self._drawn = drawn = branches.collected(
       tasks,
+      o.branch,
       group_size=o.group_size,
       sampling=o.sampling,
       draw=draw,
       stats=stats,
       **self._collect_options(),
     )
-    guards.stop_if_failing(groups, o.max_failure_rate)
-    self.curriculum.observe(groups)
-    return groups, stats
+    guards.stop_if_failing([*drawn.groups, *drawn.tried], o.max_failure_rate)
+    self.curriculum.observe(drawn.groups)
+    return drawn.groups, stats
 
   def update(self, groups: Sequence[Group]) -> dict[str, float]:
     """Credits, packs and learns; returns the metrics of the update."""
@@ -311,7 +311,7 @@ class Run:
       self.learner, self.state, self.anchor.params, self.step,
       self.anchor.kl_coef,
     )  # fmt: skip
-    given = credit.credit(o, policies, groups)
+    given = credit.credit(o, policies, groups, self._drawn.turn_values)
     self.last = (list(groups), credit.by_id(groups, given))
     made = [
       self._learn(self.learner, batch)
@@ -339,7 +339,7 @@ class Run:
       **stats.metrics(self.engine.stats),
       'seconds': time.monotonic() - self._step_began,
     }
-    self._count(groups, stats)
+    self._count([*groups, *self._drawn.tried], stats)
     # Not max(): it would hide a gap that is NaN.
     gaps = (self.totals['max_logprob_gap'], trained['max_logprob_gap'])
     self.totals['max_logprob_gap'] = float(np.maximum(*gaps))

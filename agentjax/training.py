@@ -20,7 +20,7 @@ from agentjax.learner import Learner
 from agentjax.model.config import ModelConfig
 from agentjax.records import task_to_json
 from agentjax.rl import advantages as estimators
-from agentjax.rl import draw_from, returns
+from agentjax.rl import draw_from, returns, trees
 from agentjax.rl.aggregation import (
   Aggregation,
   Weighting,
@@ -28,6 +28,7 @@ from agentjax.rl.aggregation import (
   token_mean,
 )
 from agentjax.rl.draw import Draw, Estimator, MissingData, Tree
+from agentjax.rollout.branches import Branched
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Limits
 from agentjax.rollout.sampling import Sampling
@@ -92,6 +93,10 @@ class Training:
       which trajectories are in the loss at all; None is all.
     aggregation: how tokens are weighed; of `rl.aggregation`, as is `rejected`:
       what becomes of tokens that the learner's `reject` and `stale` take.
+    prefix_weight: what a token weighs that several leaves of a tree share;
+      `rl.trees.per_leaf` or `shared_once`.
+    branch: (groups, go_on) -> Branched, of `rollout.branches`: what is tried
+      again from states that the trajectories of a draw have been in.
     recompute_old: the ratio is against log-probs that the learner computes
       before the first update of a draw; else against the sampler's.
     steps: of reinforcement, after `cold_start.steps`. groups, group_size: of
@@ -124,10 +129,12 @@ class Training:
   sampling: Sampling = Sampling()
   advantages: Estimator = estimators.grpo
   value_targets: Estimator = returns.value_targets
+  branch: Callable[..., Branched] | None = None
   shape: Callable[[Draw], Draw] | None = None
   select: Callable[..., np.ndarray] | None = None
   aggregation: Aggregation = token_mean
   rejected: Callable[..., Weighting] = over_original
+  prefix_weight: Estimator = trees.per_leaf
   recompute_old: bool = False
   steps: int = 10
   groups: int = 8
@@ -270,12 +277,14 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
     )
   critic = learner.critic is not None
   values = {'values': np.zeros((2, 2))} if critic else {}
+  if training.branch is not None:
+    values['turn_values'] = [[0.0], [0.0]]
   try:
     training.advantages(_two_of_one(**values))
   except MissingData as error:
     raise ConfigError(
-      f'advantages: {error}: give learner.critic for values; what else is '
-      'missing no run records, use another estimator'
+      f'advantages: {error}: give learner.critic for values, branch '
+      'for turn_values; what else is missing no run records'
     ) from error
 
 

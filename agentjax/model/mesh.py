@@ -34,6 +34,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
   'mlp': 'tensor',
   'layers': None,
   'head_size': None,
+  'rank': None,
   'none': None,
 }
 

@@ -121,14 +121,14 @@ def _shared(a: Trajectory, b: Trajectory) -> int:
   """Tokens of the leading segments that one has from the other.
 
   A fork is between segments: two that begin alike and go apart were sampled
-  twice.
+  twice. So were equal ones behind the past that `a` says it began with.
   """
-  n = 0
+  n, past = 0, a.info.get('past_tokens')
   for x, y in zip(a.segments, b.segments, strict=False):
     if x is not y and not _same(x, y):
       break
     n += len(x)
-  return n
+  return min(n, past) if past else n
 
 
 def _same(x: Segment, y: Segment) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,14 @@ class TokenStats(NamedTuple):
 
 
 class Head(NamedTuple):
-  """Hidden states before each token, and the kernel that unembeds them."""
+  """Hidden states before each token, and the kernel that unembeds them.
+
+  A triple (kernel [D, V], a [D, R], b [R, V]) stands for kernel + a b, which
+  is never formed.
+  """
 
   hidden_ND: jax.Array
-  kernel_DV: jax.Array
+  kernel_DV: jax.Array | tuple[jax.Array, jax.Array, jax.Array]
 
 
 class _Tokens(NamedTuple):
@@ -59,7 +63,7 @@ def token_stats(
   reference: Head | None = None,
   kept_NM: jax.Array | None = None,
   chunk: int = 1024,
-  whole: Callable[[jax.Array], jax.Array] = as_it_is,
+  whole: Callable[[Any], Any] = as_it_is,
 ) -> TokenStats:
   """Log-prob, entropy and more, with exact gradients to `head`.
 
@@ -67,7 +71,8 @@ def token_stats(
   its hidden state is NaN. Products are float32 after the matmul.
 
   Args:
-    head: [N, D] states and the [D, V] kernel.
+    head: [N, D] states and the [D, V] kernel. What is not differentiated
+      costs no product in the backward pass: XLA drops the sum for it.
     ids_N: int32 labels. temperature_N: > 0.
     finish: elementwise, from products to float32 logits: soft-cap, and what
       hides padding ids by a huge negative number.
@@ -111,11 +116,14 @@ def _stats(finish: Callable, whole: Callable) -> Callable:
 
   def ready(hidden, kernel, reference):
     """Kernels as the products of all chunks take them."""
-    kernel = whole(kernel.astype(hidden.dtype))
-    if reference is None:
-      return kernel, None
-    far = reference.kernel_DV.astype(reference.hidden_ND.dtype)
-    return kernel, reference._replace(kernel_DV=whole(far))
+
+    def once(kernel, dtype):
+      return whole(jax.tree.map(lambda k: k.astype(dtype), kernel))
+
+    if reference is not None:
+      far = once(reference.kernel_DV, reference.hidden_ND.dtype)
+      reference = reference._replace(kernel_DV=far)
+    return once(kernel, hidden.dtype), reference
 
   def forward(hidden, kernel, tokens, reference):
     kernel, reference = ready(hidden, kernel, reference)
@@ -161,16 +169,17 @@ def _stats(finish: Callable, whole: Callable) -> Callable:
       d_z = jnp.where(live_C[:, None], d_z, 0)
       (d_raw,) = pull(d_z / tokens.temperature[:, None])
       d_raw = d_raw.astype(hidden_CD.dtype)
-      d_hidden = _dot('cv,dv->cd', d_raw, kernel)
-      d_kernel += _dot('cd,cv->dv', hidden_CD, d_raw)
+      d_hidden, more = _product_back(hidden_CD, kernel, d_raw)
+      d_kernel = jax.tree.map(jnp.add, d_kernel, more)
       return d_kernel, d_hidden.astype(hidden_CD.dtype)
 
     ref = None if reference is None else reference.hidden_ND
-    zero = jnp.zeros(kernel.shape, jnp.float32)
+    zero = jax.tree.map(lambda k: jnp.zeros(k.shape, jnp.float32), kernel)
     d_kernel, d_hidden = jax.lax.scan(
       chunk, zero, (hidden, tokens, ref, out, cotangents)
     )
-    return d_hidden, d_kernel.astype(given.dtype), None, None
+    d_kernel = jax.tree.map(lambda d, k: d.astype(k.dtype), d_kernel, given)
+    return d_hidden, d_kernel, None, None
 
   stats.defvjp(keep, backward)
   return stats
@@ -188,8 +197,28 @@ def _dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
   )
 
 
-def _product(hidden_CD, kernel_DV) -> jax.Array:
-  return _dot('cd,dv->cv', hidden_CD, kernel_DV)
+def _product(hidden_CD, kernel) -> jax.Array:
+  dtype = hidden_CD.dtype
+  if not isinstance(kernel, tuple):
+    return _dot('cd,dv->cv', hidden_CD, kernel.astype(dtype))
+  kernel_DV, a_DR, b_RV = kernel
+  low_CR = _product(hidden_CD, a_DR).astype(dtype)
+  return _product(hidden_CD, kernel_DV) + _product(low_CR, b_RV)
+
+
+def _product_back(hidden_CD, kernel, d_CV) -> tuple[jax.Array, Any]:
+  """float32 cotangents of `_product`'s hidden states and kernel."""
+  dtype = hidden_CD.dtype
+  if not isinstance(kernel, tuple):
+    d_hidden = _dot('cv,dv->cd', d_CV, kernel.astype(dtype))
+    return d_hidden, _dot('cd,cv->dv', hidden_CD, d_CV)
+  kernel_DV, a_DR, b_RV = kernel
+  low_CR = _product(hidden_CD, a_DR).astype(dtype)
+  d_low, d_b = _product_back(low_CR, b_RV, d_CV)
+  d_more, d_a = _product_back(hidden_CD, a_DR, d_low.astype(dtype))
+  d_hidden, d_kernel = _product_back(hidden_CD, kernel_DV, d_CV)
+  back = jax.tree.unflatten(jax.tree.structure(kernel), [d_kernel, d_a, d_b])
+  return d_hidden + d_more, back
 
 
 def _tempered(hidden_CD, kernel_DV, tokens: _Tokens, finish) -> jax.Array:

@@ -40,15 +40,19 @@ def tree_places(
 ) -> Places:
   """Places for N trajectories, of which each tree stands in one row.
 
+  A tree that has more tokens than a row is written as several, which repeat
+  what their roots share.
+
   Raises:
-    ValueError: a tree has more tokens than a row.
+    ValueError: a trajectory has more tokens than a row.
   """
-  parents, shared = _own_forks(tree)
-  roots = tree.roots()
-  laid = [_Laid(i, lengths, parents, shared) for i in np.unique(roots)]
+  parents, shared = _fitting(*_own_forks(tree), lengths, length)
+  laid = [
+    _Laid(i, lengths, parents, shared) for i in np.flatnonzero(parents < 0)
+  ]
   starts, n_rows = fill_rows(
     [len(x.before) for x in laid], rows=rows, length=length,
-    name=lambda i: f'the tree of trajectory {laid[i].root}',
+    name=lambda i: f'trajectory {laid[i].root}',
   )  # fmt: skip
   index: list = [None] * len(lengths)
   spans = {}
@@ -80,6 +84,26 @@ def _own_forks(tree: Tree) -> tuple[np.ndarray, np.ndarray]:
       and (parents[parents[i]] >= 0)
     ):
       parents[i] = parents[parents[i]]
+  return parents, shared
+
+
+def _fitting(parents, shared, lengths, most: int):
+  """Parents and shared lengths of trees that each have at most `most` tokens.
+
+  Whoever makes a tree too large begins one of its own.
+  """
+  parents, shared = parents.copy(), shared.copy()
+  roots = np.arange(len(parents))
+  size = np.zeros(len(parents), int)
+  for i in Tree(parents, shared).order():
+    if parents[i] >= 0:
+      root, more = roots[parents[i]], lengths[i] - shared[i]
+      if size[root] + more <= most:
+        roots[i] = root
+        size[root] += more
+        continue
+      parents[i], shared[i] = -1, 0
+    size[i] = lengths[i]
   return parents, shared
 
 

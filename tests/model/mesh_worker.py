@@ -16,11 +16,13 @@ import made  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import test_learner  # noqa: E402
+import test_lora  # noqa: E402
 import tiny_model as tiny  # noqa: E402
 
 from agentjax import compiles, forward, update  # noqa: E402
 from agentjax.learner import Learner  # noqa: E402
-from agentjax.model import transformer  # noqa: E402
+from agentjax.model import lora, transformer  # noqa: E402
+from agentjax.model import mesh as meshes  # noqa: E402
 from agentjax.model.cache import Spans  # noqa: E402
 from agentjax.model.mesh import make_mesh  # noqa: E402
 from agentjax.optimizers import adamw  # noqa: E402
@@ -284,6 +286,65 @@ def check_hand_over(at, shape):
   )
 
 
+def split_adapters(mesh, seed=0):
+  axes = lora.axes(test_lora.UNTIED, test_lora.LORA)
+  out = test_lora.adapters(seed)
+  return jax.device_put(out, meshes.shardings(axes, mesh, out))
+
+
+def adapter_gradient(mesh=None):
+  """Of the squared logits, with respect to factors of every map."""
+  config = test_lora.UNTIED
+  frozen = jax.tree.map(np.array, tiny.params(config=config))
+
+  @jax.jit
+  def gradient(frozen, adapters):
+    def objective(adapters):
+      params = test_lora.attach(frozen, adapters)
+      hidden = transformer.forward(
+        params, BATCH.tokens, BATCH.positions, BATCH.pack_ids, config
+      )
+      logits = transformer.logits(params, hidden, config)
+      return (logits[..., : config.vocab_size] ** 2).mean()
+
+    return jax.grad(objective)(adapters)
+
+  if mesh is None:
+    return gradient(frozen, test_lora.adapters())
+  axes = meshes.param_axes(config)
+  frozen = jax.device_put(frozen, meshes.shardings(axes, mesh, frozen))
+  with jax.set_mesh(mesh):
+    return gradient(frozen, split_adapters(mesh))
+
+
+def check_lora_gradient():
+  mesh = make_mesh(data=2, fsdp=2, tensor=2)
+  same('lora', adapter_gradient(mesh), adapter_gradient())
+  up = split_adapters(mesh)['stacks'][0]['0']['mlp']['up']
+  check_equal(up['a'].addressable_shards[0].data.shape, (2, 16, 3))
+  check_equal(up['b'].addressable_shards[0].data.shape, (2, 3, 32))
+
+
+def check_lora_hand_over():
+  """Adapters alone, from all chips to an engine on two of them."""
+  config, wide = test_lora.UNTIED, make_mesh(data=2, fsdp=2, tensor=2)
+  devices = [jax.devices()[i] for i in (7, 6)]
+  engine = tiny.engine(config=config, mesh=make_mesh(tensor=2, devices=devices))
+  plain = engine._state.layout
+  for version in (1, 2, 3):
+    given = test_lora.attach(None, split_adapters(wide, version))
+    before = compiles.count()
+    engine.load(given, version)
+    check_equal(version == 1 or compiles.count() == before, True)
+  whole = test_lora.attach(tiny.params(config=config), test_lora.adapters(3))
+  want = transformer.decode_layout(whole, config, np.float32)
+  same('layout', engine._state.layout, want, 0)
+  head = engine._state.layout['head']
+  check_equal(head.kernel_DV is plain['head'], True)
+  check_equal(head.b_RV.addressable_shards[0].data.shape, (3, 24))
+  check_equal(head.b_RV.sharding.device_set, set(devices))
+
+
 def check_compilations():
   """After `compile`, a step of training compiles nothing."""
   l = split_learner()
@@ -323,6 +384,8 @@ def cases():
     'hand-over last',
     functools.partial(check_hand_over, (7, 6), {'tensor': 2}),
   )
+  yield 'lora gradient', check_lora_gradient
+  yield 'lora hand-over', check_lora_hand_over
   yield 'compilations', check_compilations
 
 

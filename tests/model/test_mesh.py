@@ -43,6 +43,8 @@ CASES = [
   'hand-over all',
   'hand-over first',
   'hand-over last',
+  'lora gradient',
+  'lora hand-over',
   'compilations',
 ]
 

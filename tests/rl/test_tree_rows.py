@@ -62,9 +62,17 @@ def test_each_token_stands_once_and_sees_its_past_alone():
     assert at.before[row, places[0]] == -1
 
 
-def test_a_tree_that_fits_no_row_is_refused():
-  with pytest.raises(ValueError, match='tree of trajectory 0 has 17 tokens'):
-    tree_places(LENGTHS, TREE, rows=1, length=16)
+@pytest.mark.parametrize('length', [9, 12, 16])
+def test_a_tree_that_fits_no_row_is_written_as_several(length):
+  """Each trajectory is still whole, and sees its past alone."""
+  at = tree_places(LENGTHS, TREE, rows=1, length=length)
+  assert at.rows > 1
+  for (row, places), n in zip(at.index, LENGTHS, strict=True):
+    assert len(places) == n and (np.diff(places) > 0).all()
+    sees = [k for k in range(places[-1] + 1) if places[-1] < at.ends[row, k]]
+    assert sees == list(places)
+  with pytest.raises(ValueError, match='trajectory 0 has 9 tokens, a row 8'):
+    tree_places(LENGTHS, TREE, rows=1, length=8)
 
 
 def forked(base, turns, tokens, branch):
