@@ -16,7 +16,6 @@ splits rows into, N loss-carrying tokens of a part of a micro-batch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,25 +24,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
-from jax.sharding import (
-  Mesh,
-  NamedSharding,
-  PartitionSpec,
-  SingleDeviceSharding,
-)
+from jax.sharding import Mesh
 
 from agentjax import score, update
 from agentjax.forward import Forward, trained_alone
+from agentjax.model import lora as adapters
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.attention import Attention, best_attention
 from agentjax.model.config import ModelConfig
 from agentjax.model.remat import Policy
 from agentjax.optimizers import check_numbers
+from agentjax.placing import Placing
 from agentjax.rl import kl, losses
 from agentjax.rl.batch import Batch, add_rows, empty_batch
-from agentjax.update import Critic, Loss, Objective, State, Sums
+from agentjax.update import Critic, Loss, Objective, State
 
 
 class Learner:
@@ -63,6 +58,7 @@ class Learner:
       gradient goes with it; `kl.full` is exact and needs no other gradient.
     entropy_coef: weight of the entropy bonus.
     critic: of PPO; None for none.
+    lora: shape of adapters, which are trained in place of the parameters.
     reject, stale: of `rl.correction`, options bound: which tokens `keep`
       keeps, by log rho and by the versions that sampled them.
     chunk: tokens whose logits exist at once, on each part of the rows.
@@ -90,6 +86,7 @@ class Learner:
     kl_gradient: Callable = kl.ratio_gradient,
     entropy_coef: float = 0.0,
     critic: Critic | None = None,
+    lora: adapters.LoRA | None = None,
     reject: Sequence[score.Reject] = (),
     stale: Callable | None = None,
     chunk: int = 1024,
@@ -110,7 +107,13 @@ class Learner:
       raise ValueError(
         f'shares {shares}: give ascending fractions above 0, up to 1.0'
       )
+    if lora is not None and critic is not None and critic.own_trunk:
+      raise ValueError(
+        'learner.critic.own_trunk trains a decoder of its own beside lora: '
+        'share the trunk, or drop lora'
+      )
     self.config, self.rows, self.length = config, rows, length
+    self.lora = lora
     self.kl_coef, self.critic = kl_coef, critic
     self.reject, self.stale, self.trees = tuple(reject), stale, trees
     self.mesh, self._optimizer = mesh, optimizer
@@ -122,7 +125,8 @@ class Learner:
     self._capacities = [
       max(1, int(rows // self._parts * length * s)) for s in shares
     ]
-    self.local_rows = self._local_rows()
+    self._placing = Placing(config, mesh, rows, lora)
+    self.local_rows = self._placing.local_rows
     self.frozen: Any = None
     self._model = Forward(
       config,
@@ -132,7 +136,9 @@ class Learner:
       remat,
       unroll,
       attention or best_attention(config, length, mesh, trees),
-      trained_alone,
+      trained_alone
+      if lora is None
+      else functools.partial(adapters.attach, scale=lora.scale),
       trees,
     )
     self._objective = Objective(
@@ -141,19 +147,9 @@ class Learner:
     self._jit()
 
   def _jit(self) -> None:
-    # Pinned: left alone, XLA may keep sums and moments whole on every chip,
-    # and arrays that it may place as it likes compile other programs than
-    # those that it may not: what a checkpoint gives back.
-    sums = state = everywhere = rows = SingleDeviceSharding(
-      jax.local_devices()[0]
+    state, sums, metrics, rows = self._placing.pins(
+      self._optimizer, self.critic
     )
-    if self.mesh is not None:
-      everywhere = NamedSharding(self.mesh, PartitionSpec())
-      state = self._state_shardings(everywhere)
-      sums = Sums(
-        (state.params, state.critic), everywhere, everywhere, everywhere
-      )
-      rows = self._batch_sharding()
     whole = {'optimizer': self._optimizer, 'critic': self.critic}
     model = {'model': self._model}
 
@@ -166,9 +162,7 @@ class Learner:
       update.add, sums, model | {'objective': self._objective},
       static_argnames='capacity', donate_argnums=4,
     )  # fmt: skip
-    self._apply = jit(
-      update.apply, (state, everywhere), whole, donate_argnums=0
-    )
+    self._apply = jit(update.apply, (state, metrics), whole, donate_argnums=0)
     self._init = jit(update.init, state, whole | model)
     self._logprobs = jit(
       score.logprobs, rows, model, static_argnames='capacity'
@@ -180,63 +174,38 @@ class Learner:
 
   # ---- state --------------------------------------------------------------
 
+  def begin(self, params: Any, seed: int) -> State:
+    """A state that begins with these parameters of the whole policy.
+
+    With `lora` they stay as they are, in `frozen`, and it begins with adapters
+    that change nothing yet.
+    """
+    if self.lora is None:
+      return self.init(params)
+    self.frozen = params
+    if self.mesh is not None:
+      self.frozen = jax.device_put(params, self._placing.whole())
+    fresh = functools.partial(adapters.init, config=self.config, lora=self.lora)
+    return self.init(jax.jit(fresh)(jax.random.key(seed)))
+
+  def whole(self, params: Any) -> Any:
+    """All parameters of the policy, as forward pass and engine take them."""
+    return self._model.whole(self.frozen, params)
+
+  def trained(self, params: Any) -> Any:
+    """What an engine takes that has the frozen parameters already."""
+    return self._model.whole(None, params)
+
   def shardings(self) -> Any:
-    """Shardings of the parameters, or None without a mesh."""
-    if self.mesh is None:
-      return None
-    return meshes.shardings(
-      meshes.param_axes(self.config),
-      self.mesh,
-      transformer.init_shapes(self.config),
-    )
-
-  def _state_shardings(self, everywhere: NamedSharding) -> State:
-    params = self.shardings()
-    shapes = transformer.init_shapes(self.config)
-
-    def moments(optimizer, shapes, shardings):
-      def place(leaf, sharding, param):
-        # Adafactor keeps rows and columns of a parameter, which are small.
-        return sharding if leaf.shape == param.shape else everywhere
-
-      return optax.tree.map_params(
-        optimizer,
-        place,
-        jax.eval_shape(optimizer.init, shapes),
-        shardings,
-        shapes,
-        transform_non_params=lambda _: everywhere,
-      )
-
-    state = State(
-      params,
-      moments(self._optimizer, shapes, params),
-      everywhere,
-      everywhere,
-    )
-    if self.critic is None:
-      return state
-    own_shapes = jax.eval_shape(
-      functools.partial(self.critic.init, config=self.config), shapes
-    )
-    own = self.critic.init(params, self.config)
-    own['value'] = jax.tree.map(lambda _: everywhere, own_shapes['value'])
-    return state._replace(
-      critic=own,
-      critic_opt_state=moments(self.critic.optimizer, own_shapes, own),
-    )
+    """Shardings of the trained parameters, or None without a mesh."""
+    return self._placing.trained()
 
   def init(self, params: Any) -> State:
     """A state with `params`, which it takes over, and fresh optimizers."""
     if (shardings := self.shardings()) is not None:
       params = jax.device_put(params, shardings)
-    with self._on_mesh():
+    with self._placing.on_mesh():
       return self._init(params, self.frozen)
-
-  def _on_mesh(self):
-    if self.mesh is None:
-      return contextlib.nullcontext()
-    return jax.set_mesh(self.mesh)
 
   def compile(
     self, state: State, reference: Any = None, *, scores: bool = False
@@ -247,7 +216,7 @@ class Learner:
       scores: `logprobs` too.
     """
     empty = empty_batch(self.local_rows, self.length)
-    self._agree(0, 0)
+    self._placing.agree(0, 0)
     for capacity in self._capacities:
       if scores:
         self._score(self._logprobs, [empty], empty, state.params, self.frozen,
@@ -269,22 +238,27 @@ class Learner:
 
     So they compile for chips that are not there. Parameters are float32.
     """
-    shapes = transformer.init_shapes(self.config)
+    frozen = None
+    if self.lora is not None:
+      frozen = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        transformer.init_shapes(self.config), self._placing.whole(),
+      )  # fmt: skip
     K = self._micro_batches
-    with self._on_mesh():
+    with self._placing.on_mesh():
       # Shapes that come out of a jitted program know how they are split.
-      state = jax.eval_shape(self._init, shapes, None)
+      state = jax.eval_shape(self._init, self._placing.shapes(), frozen)
       sums = jax.eval_shape(self._zeros, state.params, state.critic)
       batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
-          (K, *x.shape), x.dtype, sharding=self._batch_sharding(1)
+          (K, *x.shape), x.dtype, sharding=self._placing.batch(1)
         ),
         empty_batch(self.rows, self.length),
       )
       out = {
         f'add {c}': self._add.lower(
-          (state.params, state.critic), None, None, np.float32(0), sums, batch,
-          capacity=c,
+          (state.params, state.critic), frozen, None, np.float32(0), sums,
+          batch, capacity=c,
         )
         for c in self._capacities
       }  # fmt: skip
@@ -357,7 +331,7 @@ class Learner:
       )
     part = self.rows // self._parts
     counts = (batch.weights > 0).reshape(B // part, -1).sum(-1)
-    n, most = self._agree(B // local, int(counts.max(initial=0)))
+    n, most = self._placing.agree(B // local, int(counts.max(initial=0)))
     batch = add_rows(batch, n * local)
     pieces = [
       Batch(*(x[i : i + local] for x in batch))
@@ -365,37 +339,18 @@ class Learner:
     ]
     return pieces, next(c for c in self._capacities if c >= most)
 
-  def _local_rows(self) -> int:
-    """Rows of a micro-batch that this process brings."""
-    if self.mesh is None:
-      return self.rows
-    placed = self._batch_sharding().addressable_devices_indices_map(
-      (self.rows, self.length)
-    )
-    spans = {index[0].indices(self.rows) for index in placed.values()}
-    return sum(stop - start for start, stop, _ in spans)
-
-  def _agree(self, *numbers: int) -> list[int]:
-    """The maximum of each number over the processes of the mesh.
-
-    Every process must run the same programs equally often.
-    """
-    if self.mesh is None or jax.process_count() == 1:
-      return list(numbers)
-    all_numbers = multihost_utils.process_allgather(np.array(numbers, np.int32))
-    return [int(n) for n in all_numbers.max(0)]
-
   def _update(self, state, pieces, capacity, reference, kl_coef):
     K = self._micro_batches
     missing = -len(pieces) % K
     pieces = pieces + [empty_batch(self.local_rows, self.length)] * missing
-    with self._on_mesh():
+    with self._placing.on_mesh():
       sums = self._zeros(state.params, state.critic)
       for i in range(0, len(pieces), K):
         stacked = Batch(*map(np.stack, zip(*pieces[i : i + K], strict=True)))
         sums = self._add(
           (state.params, state.critic), self.frozen, reference,
-          np.float32(kl_coef), sums, self._put(stacked, 1), capacity=capacity,
+          np.float32(kl_coef), sums, self._placing.put(stacked, 1),
+          capacity=capacity,
         )  # fmt: skip
       state, metrics = self._apply(state, sums)
     return state, {k: float(v) for k, v in jax.device_get(metrics).items()}
@@ -403,26 +358,9 @@ class Learner:
   def _score(self, program, pieces, batch, *args, last=False, **options):
     """A program's [B, T] of all rows that this process brought."""
     out = []
-    with self._on_mesh():
+    with self._placing.on_mesh():
       for piece in pieces:
-        placed = self._put(piece)
+        placed = self._placing.put(piece)
         given = (placed, *args) if last else (*args, placed)
-        out.append(self._fetch(program(*given, **options)))
+        out.append(self._placing.fetch(program(*given, **options)))
     return np.concatenate(out)[: batch.tokens.shape[0]]
-
-  def _fetch(self, x: jax.Array) -> np.ndarray:
-    """This process's rows of an array that is split as the batch is."""
-    rows = {s.index[0].start or 0: s.data for s in x.addressable_shards}
-    return np.concatenate([np.asarray(rows[i]) for i in sorted(rows)])
-
-  def _batch_sharding(self, axis: int = 0) -> NamedSharding:
-    spec = (None,) * axis + (meshes.RULES['batch'],)
-    return NamedSharding(self.mesh, PartitionSpec(*spec))
-
-  def _put(self, piece: Batch, axis: int = 0) -> Any:
-    if self.mesh is None:
-      return piece
-    sharding = self._batch_sharding(axis)
-    return Batch(
-      *(jax.make_array_from_process_local_data(sharding, x) for x in piece)
-    )

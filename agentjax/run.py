@@ -7,6 +7,7 @@ under the step's own name, so that a run that was killed goes on exactly.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import time
@@ -33,12 +34,11 @@ from agentjax.evaluate import evaluate, fingerprint, rows
 from agentjax.learner import Learner, State
 from agentjax.model import transformer
 from agentjax.recorder import Recorder
-from agentjax.rl import losses
 from agentjax.rl.batch import Batch
 from agentjax.rollout import branches
 from agentjax.rollout.collect import CollectStats
 from agentjax.sft import batches
-from agentjax.training import ConfigError, Training, check_fit
+from agentjax.training import Training, parts
 from agentjax.types import Group
 
 
@@ -56,28 +56,14 @@ class Run:
     self.began = time.monotonic()
     model = o.policy.config
     self.cold_steps = o.cold_start.steps if o.cold_start else 0
-    stops = o.chat.stop_automaton(model.padded_vocab)
-    try:
-      self.engine = o.engine(model, stops)
-      self.learner = o.learner(model, optimizer=o.optimizer)
-      self.teacher = o.learner(
-        model,
-        optimizer=o.cold_start_optimizer or o.optimizer,
-        loss=losses.cross_entropy,
-        kl_coef=0.0,
-        entropy_coef=0.0,
-        critic=None,
-        reject=(),
-        stale=None,
-      )
-    except ValueError as error:
-      raise ConfigError(f'engine or learner: {error}') from error
-    check_fit(o, self.engine, self.learner)
+    self.engine, self.learner, self.teacher = parts(o)
     self.curriculum = Curriculum(o.tasks, o.seed)
     facts = {
       'cold_start.steps': self.cold_steps,
       'use_reference': o.use_reference,
     }
+    if self.learner.lora is not None:
+      facts['learner.lora'] = dataclasses.asdict(self.learner.lora)
     self.checkpoints = Checkpoints(self.workdir, model, facts)
     self.recorder = Recorder(self.workdir, decode=o.chat.vocab.decode)
     self.last_step = self.cold_steps + o.steps
@@ -121,7 +107,8 @@ class Run:
       params = jax.jit(functools.partial(transformer.init, config=config))(
         jax.random.key(o.seed)
       )
-    self.state = self._learner_of(0).init(params)
+    self.state = self._learner_of(0).begin(params, o.seed)
+    self.learner.frozen = self.teacher.frozen = self._learner_of(0).frozen
     if step is not None:
       self._restore(step)
       self._find(step)
@@ -185,12 +172,18 @@ class Run:
     """Compiles every program before the first step that needs it."""
     if self.step < self.cold_steps:
       self.state = self.teacher.compile(self.state)
-    self.engine.load(self.state.params, self.step)
+    self._load_engine()
     n, seconds = self.engine.compile()
     print(f'engine: {n} programs compiled in {seconds:.1f} s')
     if 'before' in self.evaluations:
       self._compile_learner()
     self._compiled = compiles.count()
+
+  def _load_engine(self) -> None:
+    """The weights of this step; what is frozen goes to the engine once."""
+    new = self.engine.version < 0
+    given = self.learner.whole if new else self.learner.trained
+    self.engine.load(given(self.state.params), self.step)
 
   def _compile_learner(self) -> None:
     """Every program of reinforcement, before its first step."""
@@ -331,7 +324,7 @@ class Run:
     """Hands the weights over, records the step, saves where it is time to."""
     self.step = step
     self.anchor.after_step(self.state.params, step)
-    self.engine.load(self.state.params, step)
+    self._load_engine()
     metrics = {
       'phase': 'reinforcement',
       **tally.outcome(credit.members(groups)),
@@ -375,7 +368,7 @@ class Run:
     due = self.cold_steps if name == 'before' else self.step
     if self.evaluations.get(name, {}).get('step') == due:
       return
-    self.engine.load(self.state.params, self.step)
+    self._load_engine()
     self.progress.note(f'evaluating on {len(o.evaluation.tasks)} tasks')
     stats = CollectStats()
     result, groups = evaluate(

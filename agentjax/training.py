@@ -20,7 +20,7 @@ from agentjax.learner import Learner
 from agentjax.model.config import ModelConfig
 from agentjax.records import task_to_json
 from agentjax.rl import advantages as estimators
-from agentjax.rl import draw_from, returns, trees
+from agentjax.rl import draw_from, losses, returns, trees
 from agentjax.rl.aggregation import (
   Aggregation,
   Weighting,
@@ -242,6 +242,33 @@ def _two_of_one(**more: Any) -> Draw:
     tree=Tree(np.array([-1, -1]), np.array([0, 0])),
     **more,
   )
+
+
+def parts(training: Training) -> tuple[Engine, Learner, Learner]:
+  """The engine, the learner, and who teaches in the cold start.
+
+  Raises:
+    ConfigError: one of them cannot be, or they do not go together.
+  """
+  model = training.policy.config
+  stops = training.chat.stop_automaton(model.padded_vocab)
+  try:
+    engine = training.engine(model, stops)
+    learner = training.learner(model, optimizer=training.optimizer)
+    teacher = training.learner(
+      model,
+      optimizer=training.cold_start_optimizer or training.optimizer,
+      loss=losses.cross_entropy,
+      kl_coef=0.0,
+      entropy_coef=0.0,
+      critic=None,
+      reject=(),
+      stale=None,
+    )
+  except ValueError as error:
+    raise ConfigError(f'engine or learner: {error}') from error
+  check_fit(training, engine, learner)
+  return engine, learner, teacher
 
 
 def check_fit(training: Training, engine: Engine, learner: Learner) -> None:

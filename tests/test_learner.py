@@ -231,8 +231,16 @@ def test_sft_trains_the_one_token_of_a_short_answer():
 def test_bad_shapes_are_refused():
   with pytest.raises(ValueError, match='shares'):
     Learner(CONFIG, optimizer=sgd, rows=1, length=8, shares=(0.5,))
-  with pytest.raises(ValueError, match='length 4096'):
-    Learner(CONFIG, optimizer=sgd, rows=1, length=4096)
+  # A row may be longer than the model's positions, a trajectory may not.
+  long = Learner(CONFIG, optimizer=sgd, rows=1, length=4096)
+  state, batch = (
+    long.init(params()),
+    pack(EXAMPLES, CREDIT, rows=1, length=4096),
+  )
+  last = CONFIG.context
+  batch.positions[0, 4095] = last
+  with pytest.raises(ValueError, match=f'{last + 1} tokens, the model {last}'):
+    long.update(state, batch)
   l = learner()
   with pytest.raises(ValueError, match='multiple of 2'):
     l.update(l.init(params()), packed(1, 24, EXAMPLES[:1], [1.0]))

@@ -17,6 +17,7 @@ from test_learner import (
 )
 
 from agentjax import update
+from agentjax.model import lora, transformer
 from agentjax.rl import aggregation, correction, kl, losses
 from agentjax.rl.batch import label_mask, pack, places, turn_numbers, unpack
 
@@ -158,7 +159,6 @@ def test_the_weight_of_the_kl_is_data():
 
 def test_an_exact_kl_has_the_gradient_of_the_exact_kl():
   """Against logits of the whole batch, by JAX's own gradient."""
-  from agentjax.model import transformer
 
   batch, far = packed(), other()
   shown = batch.weights > 0
@@ -325,3 +325,41 @@ def test_bad_critics_are_refused():
     update.Critic(optax.sgd(1.0), own_trunk=True, detach=True)
   with pytest.raises(ValueError, match='coef is -1'):
     update.Critic(optax.sgd(1.0), coef=-1.0)
+
+
+# ---- adapters ---------------------------------------------------------------
+
+
+def test_adapters_are_trained_and_nothing_else():
+  shape = lora.LoRA(rank=2, alpha=4.0)
+  l = learner(lora=shape, optimizer=optax.sgd(5.0))
+  batch = packed()
+  frozen = copied(params())
+  state = l.begin(jax.tree.map(np.array, frozen), seed=0)
+  # They begin as the frozen policy.
+  plain = learner()
+  want = plain.logprobs(copied(params()), batch)
+  np.testing.assert_array_equal(l.logprobs(state.params, batch), want)
+  held = copied(state.params)
+  state, first = l.update(state, batch, held)
+  state, second = l.update(state, batch, held)
+  assert first['kl'] == 0 < second['kl']
+  assert second['loss'] < first['loss']
+  jax.tree.map(np.testing.assert_array_equal, frozen, copied(l.frozen))
+  merged = lora.merge(l.frozen, state.params, scale=shape.scale)
+  np.testing.assert_allclose(
+    l.logprobs(state.params, batch), plain.logprobs(merged, batch), atol=1e-5
+  )
+  assert lora.count(state.params) < 0.5 * transformer.n_params(CONFIG)
+
+
+def test_a_critic_beside_adapters_shares_their_trunk():
+  shape = lora.LoRA(rank=2, alpha=4.0)
+  l = learner(lora=shape, critic=update.Critic(optax.adam(1e-2)))
+  state = l.begin(copied(params()), seed=0)
+  batch = with_values(packed())
+  state, first = l.update(state, batch)
+  state, second = l.update(state, batch)
+  assert second['value_loss'] < first['value_loss']
+  with pytest.raises(ValueError, match='own_trunk trains a decoder'):
+    learner(lora=shape, critic=_critic(own_trunk=True))

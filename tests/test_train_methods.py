@@ -12,7 +12,8 @@ import optax
 import pytest
 import tiny_run
 
-from agentjax import recorder, references, update
+from agentjax import recorder, references, storage, update
+from agentjax.model import lora
 from agentjax.rl import (
   aggregation,
   correction,
@@ -88,7 +89,14 @@ def decoupled(base):
   )
 
 
-EACH = pytest.mark.parametrize('method', [ppo, turn_ppo, decoupled])
+def adapted(base):
+  return dataclasses.replace(
+    of(base, lora=lora.LoRA(rank=4, alpha=8.0), kl_coef=0.1),
+    use_reference=True,
+  )
+
+
+EACH = pytest.mark.parametrize('method', [ppo, turn_ppo, decoupled, adapted])
 
 
 def rows(workdir):
@@ -126,6 +134,13 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(method, tmp_path):
     assert all(0 < r['effective_sample_size'] <= 1 + 1e-6 for r in a)
     # Against its own average, half of the way behind.
     assert a[1]['kl'] > 0 and 0 < a[0]['chosen'] <= 1
+
+  if method is adapted:
+    assert a[1]['kl'] > 0
+    # Adapters of another shape do not go on from these.
+    other = of(base, lora=lora.LoRA(rank=2, alpha=8.0), kl_coef=0.1)
+    with pytest.raises(storage.WorkdirMismatch, match='lora'):
+      train(tmp_path / 'a', dataclasses.replace(other, steps=5))
 
 
 def refused(tmp_path, training, match):

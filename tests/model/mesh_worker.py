@@ -224,7 +224,7 @@ def graded(mesh=None):
   batch = BATCH._replace(old=np.where(BATCH.weights > 0, far + 0.2, 0))
   if mesh is None:
     return every(new, far, batch)
-  split = learner(mesh)._batch_sharding()
+  split = learner(mesh)._placing.batch()
   with jax.set_mesh(mesh):
     return every(*jax.device_put((new, far, batch), split))
 
