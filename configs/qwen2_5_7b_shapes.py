@@ -12,7 +12,7 @@ Command:  in an environment with `pip install '.[tpu]'`
             --topology=v5e:4x4 --mesh=fsdp=4,tensor=4 --engine-mesh=tensor=4 \
               --config.learner.rows=4 --config.learner.length=8192 \
               --config.engine.context=8192
-            --topology=v5p:4x4x4 --mesh=fsdp=32,tensor=2 \
+            --topology=v5p:4x4x4 --mesh=fsdp=16,tensor=4 \
               --config.learner.rows=32
 Hardware: none but a CPU with 8 GB of memory; minutes.
 Expected: all programs fit.

@@ -200,5 +200,11 @@ def test_blocks_in_the_memory_of_the_host(compiler):
   assert found.host >= blocks
 
 
+def test_a_mesh_that_does_not_lie_on_a_torus_is_refused(compiler):
+  with ahead.chips('v5p:4x4x4') as devices:
+    with pytest.raises(ValueError, match='fsdp=16 tensor=4'):
+      make_mesh(fsdp=32, tensor=2, devices=devices)
+
+
 def test_the_programs_have_not_changed_this_process():
   assert jax.default_backend() == 'cpu'
