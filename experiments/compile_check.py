@@ -1,7 +1,8 @@
 """Whether a config's programs fit chips that are not there.
 
     python -m experiments.compile_check --config=F --topology=v5p:2x2x2 \
-      [--mesh=fsdp=8] [--engine-mesh=data=4] [--config.key=value ...]
+      [--mesh=fsdp=8] [--engine-mesh=data=4] [--engine-topology=v5p:2x2x1] \
+      [--config.key=value ...]
 
 Floor 4. Needs libtpu and no TPU. Reads the sections `policy.config`,
 `optimizer`, `learner` and `engine` of a config; any of its keys is changed as
@@ -41,6 +42,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
   )
   parser.add_argument(
     '--engine-mesh', type=_axes, help="default: data over one host's chips"
+  )
+  parser.add_argument(
+    '--engine-topology',
+    help="default: the learner's first host; XLA compiles for one of v5e "
+    'only where it is a topology of its own, v5e:2x2',
   )
   args, rest = parser.parse_known_args(argv)
   try:
@@ -145,12 +151,16 @@ def _learner(args, config, chips) -> tuple[str, dict[str, Any]]:
 
 def _engine(args, config, chips) -> tuple[str, dict[str, Any]]:
   """What the engine is, in words, and its programs by name."""
+  from agentjax.model import ahead
   from agentjax.model.mesh import make_mesh
   from agentjax.model.stores import best_store
   from agentjax.rollout.programs import Programs
   from experiments import launch
 
   model = launch.build(config['policy']['config'], 'config.policy.config')
+  if args.engine_topology:
+    with ahead.chips(args.engine_topology) as chips:
+      pass
   first = [c for c in chips if c.process_index == chips[0].process_index]
   axes = args.engine_mesh or {'data': len(first)}
   options = dict(launch.build(config['engine'], 'config.engine').keywords)
