@@ -27,12 +27,9 @@ from agentjax.model.cache import Cache, Fresh, Store
 from agentjax.model.config import ModelConfig
 from agentjax.model.mesh import constrain
 from agentjax.model.precision import NEVER, precision
+from agentjax.model.product import product
 
 Params = dict[str, Any]
-
-
-def _einsum(formula: str, x: jax.Array, w: jax.Array) -> jax.Array:
-  return jnp.einsum(formula, x, w.astype(x.dtype), precision=precision(x))
 
 
 def _rms(x: jax.Array, scale: jax.Array, config: ModelConfig) -> jax.Array:
@@ -114,9 +111,9 @@ class Attention(nnx.Module):
 
   def project(self, x_BTD, cos, sin, config: ModelConfig):
     """Queries [B, T, H, Q], keys and values [B, T, K, Q]."""
-    q = _einsum('btd,dhq->bthq', x_BTD, self.q[...])
-    k = _einsum('btd,dkq->btkq', x_BTD, self.k[...])
-    v = _einsum('btd,dkq->btkq', x_BTD, self.v[...])
+    q = product('btd,dhq->bthq', x_BTD, self.q[...])
+    k = product('btd,dkq->btkq', x_BTD, self.k[...])
+    v = product('btd,dkq->btkq', x_BTD, self.v[...])
     if config.qkv_bias:
       q = q + self.q_bias[...].astype(q.dtype)
       k = k + self.k_bias[...].astype(k.dtype)
@@ -138,13 +135,14 @@ class Mlp(nnx.Module):
     self.down = nnx.Param(init(rngs.params(), (F, D), F * 2 * config.n_layers))
 
   def __call__(self, x_BTD, config: ModelConfig):
-    gate = _einsum('btd,df->btf', x_BTD, self.gate[...])
-    up = _einsum('btd,df->btf', x_BTD, self.up[...])
+    gate = product('btd,df->btf', x_BTD, self.gate[...])
+    up = product('btd,df->btf', x_BTD, self.up[...])
+    gate, up = (checkpoint_name(a, 'mlp_in') for a in (gate, up))
     if config.activation == 'silu':
       gate = jax.nn.silu(gate)
     else:
       gate = jax.nn.gelu(gate, approximate=True)
-    return _einsum('btf,fd->btd', gate * up, self.down[...])
+    return product('btf,fd->btd', gate * up, self.down[...])
 
 
 class Block(nnx.Module):
@@ -169,7 +167,7 @@ class Block(nnx.Module):
     q, k, v = self.attn.project(h, cos, sin, config)
     q, k, v = (checkpoint_name(a, 'qkv') for a in (q, k, v))
     seen, back = see(q, k, v)
-    h = _einsum('bthq,hqd->btd', seen, self.attn.o[...])
+    h = product('bthq,hqd->btd', seen, self.attn.o[...])
     h = checkpoint_name(h, 'attn_out')
     if config.post_norms:
       h = _rms(h, self.attn_post_norm.scale[...], config)
@@ -242,6 +240,13 @@ def _embed(table, tokens_BT, config: ModelConfig, dtype):
   return constrain(x, 'batch', 'length', 'none')
 
 
+# Everything that a product with a weight makes, and what attention does: the
+# backward pass computes norms, rotations, gates and scores again.
+keep_products = jax.checkpoint_policies.save_only_these_names(
+  'qkv', 'seen', 'attn_out', 'mlp_in'
+)
+
+
 def forward(
   params: Params,
   tokens_BT: jax.Array,
@@ -250,7 +255,7 @@ def forward(
   config: ModelConfig,
   *,
   dtype=jnp.float32,
-  remat: bool = True,
+  remat: bool | Callable = True,
   unroll: bool = False,
   attention: Callable = plain,
 ) -> jax.Array:
@@ -260,7 +265,9 @@ def forward(
     tokens_BT: int32 ids. positions_BT: int32, restarting per packed sequence.
     pack_ids_BT: int32, 0 for padding; a token sees earlier tokens of its row
       with the same id.
-    dtype: of compute. remat: recompute a block in the backward pass.
+    dtype: of compute.
+    remat: recompute a block in the backward pass; or a policy that says what to
+      keep of it, of `jax.checkpoint_policies`, such as `keep_products`.
     unroll: no scan over layers: faster on CPU, slower to compile.
     attention: an `attention.Attention`, such as `attention.plain`.
   """
@@ -288,7 +295,8 @@ def forward(
         x = layer(kind, x, period[str(i)])
       return x, None
 
-    step = jax.checkpoint(step) if remat else step
+    if remat:
+      step = jax.checkpoint(step, policy=None if remat is True else remat)
     x, _ = jax.lax.scan(step, x, stack, unroll=count if unroll else 1)
   return _rms(x, params['final_norm']['scale'], config)
 
