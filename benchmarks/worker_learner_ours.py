@@ -3,8 +3,9 @@
 Runs in the environment of the benchmark, in a process of its own, so that its
 memory can be told from others'; the quick form calls it where it is. A step is
 `Learner.update` as training calls it, from a packed batch to metrics on the
-host. Layers are scanned, and the backward pass keeps what products made
-(`transformer.keep_products`), which is best on CPU; `shares` has the batch's.
+host. Layers are scanned. The backward pass has what all products made at 10M
+(`transformer.keep_products`); at 135M, where that is 2.6 GiB, the MLP's are
+made again (`keep_attention`). `shares` has the batch's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from agentjax.rl import losses
 from agentjax.rl.batch import Batch, pack
 from agentjax.types import Segment, Source, Status, Stop, Task, Trajectory
 from benchmarks import learner_work, models, worker, worker_memory
+
+OPTIONS = {
+  '10m': {'remat': transformer.keep_products},
+  '135m': {'remat': transformer.keep_attention, 'chunk': 512},
+}
 
 _step: Any = None
 
@@ -46,8 +52,10 @@ def load(model: str, work: str, settings: dict) -> dict[str, Any]:
   return {}
 
 
-def make(model: models.Model, given: learner_work.Work, settings: dict):
-  """A learner of one micro-batch, and its state."""
+def make(
+  model: models.Model, given: learner_work.Work, settings: dict, **options: Any
+):
+  """A learner of one micro-batch, with `options`, and its state."""
   rows, length = given.tokens.shape
   # The next percent: as many tokens may carry loss as there are.
   share = -(-100 * int(given.mask.sum()) // given.mask.size) / 100
@@ -67,7 +75,7 @@ def make(model: models.Model, given: learner_work.Work, settings: dict):
     rows=rows,
     length=length,
     shares=(share, 1.0),
-    remat=transformer.keep_products,
+    **OPTIONS[model.name] | options,
   )
   return learner, learner.init(model.params)
 

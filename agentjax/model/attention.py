@@ -1,7 +1,8 @@
-"""Attention of the learner over packed rows: three ways, one meaning.
+"""Attention of the learner over packed rows: four ways, one meaning.
 
 Floor 1, model/. `plain` writes down all scores of a row; `in_blocks` those of
-some queries at a time, and again in the backward pass; `splash` is JAX's
+some queries at a time, and again in the backward pass; `causal` leaves out the
+keys that no query of a block may see, which is best on CPU; `splash` is JAX's
 kernel for TPU, which writes down none. A token sees the earlier tokens of its
 own sequence, in layers with a window the near ones. Knows no parameters.
 
@@ -118,7 +119,7 @@ def in_blocks(
     q, queries = args
     return attend(q, k, v, _mask(queries, rows, kind, config), config)
 
-  out = jax.lax.map(look, (split(q), Rows(*map(split, rows))))
+  out = jax.lax.map(look, (split(q), jax.tree.map(split, rows)))
   return jnp.moveaxis(out, 0, 1).reshape(B, n * block, *q.shape[2:])[:, :T]
 
 
@@ -129,8 +130,8 @@ def causal(
 
   Later keys of a row are left out, and in layers with a window those before
   it: about half of all scores where a row has many blocks. The backward pass
-  takes them again from queries, keys, output and log-sum-exp, and so [B, H, C,
-  T] of them exist at once.
+  takes them again from queries, keys, output and log-sum-exp. The blocks are
+  not a loop: their scores may exist at once, in one layer.
 
   Source: the backward pass is that of FlashAttention, arXiv:2205.14135,
   appendix B.2.
@@ -138,7 +139,8 @@ def causal(
   B, T, H, Q = q.shape
   K = k.shape[2]
   q = scale_queries(q, config).reshape(B, T, K, H // K, Q)
-  look = _causal(kind, config, block)
+  # In a tree what is near in its own sequence may stand far away.
+  look = _causal(kind, config, block, rows.ends is not None)
   out = look(
     q.transpose(0, 2, 3, 1, 4), *(x.transpose(0, 2, 1, 3) for x in (k, v)), rows
   )
@@ -146,13 +148,16 @@ def causal(
 
 
 @functools.cache
-def _causal(kind: str, config: ModelConfig, block: int) -> Callable:
+def _causal(
+  kind: str, config: ModelConfig, block: int, trees: bool
+) -> Callable:
   """The operation on q [B,K,G,T,Q], k and v [B,K,T,Q], with its gradient."""
 
   def spans(T):
     for start in range(0, T, block):
       queries = slice(start, min(start + block, T))
-      first = max(0, start - config.window + 1) if kind == 'local' else 0
+      near = kind == 'local' and not trees
+      first = max(0, start - config.window + 1) if near else 0
       yield queries, slice(first, queries.stop)
 
   def scores(q, k, rows, queries, keys):
@@ -190,7 +195,9 @@ def _causal(kind: str, config: ModelConfig, block: int) -> Callable:
     return out, (q, k, v, rows, out, log_total)
 
   def backward(residuals, d_out):
-    q, k, v, rows, out, log_total = residuals
+    # Behind a barrier: where layers are unrolled XLA would keep the scores of
+    # the forward pass instead.
+    q, k, v, rows, out, log_total = jax.lax.optimization_barrier(residuals)
     far = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
     d_q = []
     # Of keys and values as [B, K, Q, T]: so products transpose the narrow
@@ -304,4 +311,7 @@ def best_attention(
   if devices[0].platform == 'tpu' and tiles:
     fits = next(b for b in (512, 256, LANES) if length % b == 0)
     return functools.partial(splash, block=fits)
-  return in_blocks if length > LONG else causal
+  if length > LONG:
+    return in_blocks
+  # Elsewhere a program of many small products gains nothing.
+  return causal if devices[0].platform == 'cpu' else plain

@@ -240,10 +240,15 @@ def _embed(table, tokens_BT, config: ModelConfig, dtype):
   return constrain(x, 'batch', 'length', 'none')
 
 
-# Everything that a product with a weight makes, and what attention does: the
-# backward pass computes norms, rotations, gates and scores again.
+# What `forward` may keep of a block, as its `remat`: everything that a product
+# with a weight makes and what attention does, so that norms, rotations, gates
+# and scores are computed again; or without what is as wide as the MLP, so that
+# two of seven products are too, and half of the memory is saved.
 keep_products = jax.checkpoint_policies.save_only_these_names(
   'qkv', 'seen', 'attn_out', 'mlp_in'
+)
+keep_attention = jax.checkpoint_policies.save_only_these_names(
+  'qkv', 'seen', 'attn_out'
 )
 
 
