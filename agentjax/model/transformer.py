@@ -105,6 +105,7 @@ class Mlp(nnx.Module):
   def __call__(self, x_BTD, config: ModelConfig):
     gate = linear('btd,df->btf', x_BTD, self, 'gate')
     up = linear('btd,df->btf', x_BTD, self, 'up')
+    gate, up = (checkpoint_name(a, 'mlp_in') for a in (gate, up))
     if config.activation == 'silu':
       gate = jax.nn.silu(gate)
     else:
@@ -220,6 +221,18 @@ def _embed(table, tokens_BT, config: ModelConfig, dtype):
   return constrain(x, 'batch', 'length', 'none')
 
 
+# What `forward` may keep of a block, as its `remat`: everything that a product
+# with a weight makes and what attention does, so that norms, rotations, gates
+# and scores are computed again; or without what is as wide as the MLP, so that
+# two of seven products are too, and half of the memory is saved.
+keep_products = jax.checkpoint_policies.save_only_these_names(
+  'qkv', 'seen', 'attn_out', 'mlp_in'
+)
+keep_attention = jax.checkpoint_policies.save_only_these_names(
+  'qkv', 'seen', 'attn_out'
+)
+
+
 def forward(
   params: Params,
   tokens_BT: jax.Array,
@@ -228,7 +241,7 @@ def forward(
   config: ModelConfig,
   *,
   dtype=jnp.float32,
-  remat: bool = True,
+  remat: bool | Callable = True,
   unroll: bool = False,
   attention: Callable = plain,
   ends_BT: jax.Array | None = None,
@@ -239,7 +252,9 @@ def forward(
     tokens_BT: int32 ids. positions_BT: int32, restarting per packed sequence.
     pack_ids_BT: int32, 0 for padding; a token sees earlier tokens of its row
       with the same id.
-    dtype: of compute. remat: recompute a block in the backward pass.
+    dtype: of compute.
+    remat: recompute a block in the backward pass; or a policy that says what to
+      keep of it, of `jax.checkpoint_policies`, such as `keep_products`.
     unroll: no scan over layers: faster on CPU, slower to compile.
     attention: an `attention.Attention`, such as `attention.plain`.
     ends_BT: int32, of rows that hold trees: a token sees the tokens at or
@@ -273,7 +288,8 @@ def forward(
         x = layer(kind, x, period[str(i)])
       return x, None
 
-    step = jax.checkpoint(step) if remat else step
+    if remat:
+      step = jax.checkpoint(step, policy=None if remat is True else remat)
     x, _ = jax.lax.scan(step, x, stack, unroll=count if unroll else 1)
   return _rms(x, params['final_norm']['scale'], config)
 
