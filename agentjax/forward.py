@@ -71,8 +71,9 @@ class Forward:
   ) -> TokenStats:
     """[W, N] of each field; with the exact KL to a reference's head."""
     stats = functools.partial(
-      token_stats, finish=transformer.finisher(self.config), chunk=self.chunk
-    )
+      token_stats, finish=transformer.finisher(self.config), chunk=self.chunk,
+      whole=transformer.whole_head,
+    )  # fmt: skip
     if reference is None:
       return jax.vmap(lambda h, *rest: stats(Head(h, head.kernel_DV), *rest))(
         head.hidden_ND, tokens.ids, tokens.temperature

@@ -33,6 +33,7 @@ from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.attention import Attention, best_attention
 from agentjax.model.config import ModelConfig
+from agentjax.model.remat import Policy
 from agentjax.optimizers import check_numbers
 from agentjax.placing import Placing
 from agentjax.rl import kl, losses
@@ -90,7 +91,7 @@ class Learner:
     stale: Callable | None = None,
     chunk: int = 1024,
     dtype: str = 'float32',
-    remat: bool = True,
+    remat: bool | Policy | None = True,
     unroll: bool = False,
     attention: Attention | None = None,
     trees: bool = False,
@@ -256,7 +257,7 @@ class Learner:
       )
       out = {
         f'add {c}': self._add.lower(
-          (state.params, state.critic), frozen, None, jnp.float32(0), sums,
+          (state.params, state.critic), frozen, None, np.float32(0), sums,
           batch, capacity=c,
         )
         for c in self._capacities

@@ -4,8 +4,8 @@ Runs in the environment of the benchmark, in a process of its own, so that its
 memory can be told from others'; the quick form calls it where it is. A step is
 `Learner.update` as training calls it, from a packed batch to metrics on the
 host. Layers are scanned. The backward pass has what all products made at 10M
-(`transformer.keep_products`); at 135M, where that is 2.6 GiB, the MLP's are
-made again (`keep_attention`). `shares` has the batch's.
+(`remat.keep_products`); at 135M, where that is 2.6 GiB, the MLP's are
+made again (`keep_projections`). `shares` has the batch's.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 
 from agentjax import optimizers
 from agentjax.learner import Learner
-from agentjax.model import transformer
+from agentjax.model import remat
 from agentjax.rl import losses
 from agentjax.rl.batch import Batch, pack
 from agentjax.types import Segment, Source, Status, Stop, Task, Trajectory
 from benchmarks import learner_work, models, worker, worker_memory
 
 OPTIONS = {
-  '10m': {'remat': transformer.keep_products},
-  '135m': {'remat': transformer.keep_attention, 'chunk': 512},
+  '10m': {'remat': remat.keep_products},
+  '135m': {'remat': remat.keep_projections, 'chunk': 512},
 }
 
 _step: Any = None

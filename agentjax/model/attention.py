@@ -98,7 +98,8 @@ def _mask(queries: Rows, keys: Rows, kind: str, config) -> jax.Array:
 
 def plain(q, k, v, rows: Rows, kind: str, config: ModelConfig) -> jax.Array:
   """All scores at once: [B, H, T, T] of them."""
-  return attend(q, k, v, _mask(rows, rows, kind, config), config)
+  out = attend(q, k, v, _mask(rows, rows, kind, config), config)
+  return checkpoint_name(out, 'seen')
 
 
 def in_blocks(
@@ -124,7 +125,8 @@ def in_blocks(
     return attend(q, k, v, _mask(queries, rows, kind, config), config)
 
   out = jax.lax.map(look, (split(q), jax.tree.map(split, rows)))
-  return jnp.moveaxis(out, 0, 1).reshape(B, n * block, *q.shape[2:])[:, :T]
+  out = jnp.moveaxis(out, 0, 1).reshape(B, n * block, *q.shape[2:])[:, :T]
+  return checkpoint_name(out, 'seen')
 
 
 def causal(
@@ -290,6 +292,7 @@ def _splash(q, k, v, pack_ids_BT, *, kind, config, block, interpret):
       block_q_dq=size, block_kv_dq=size,
     ),
     attn_logits_soft_cap=config.attn_softcap or None,
+    residual_checkpoint_name='seen',  # its result, and log-sum-exp
     interpret=interpret,
   )  # fmt: skip
 

@@ -28,6 +28,7 @@ from agentjax.model.config import ModelConfig
 from agentjax.model.linear import Factored, factored, head_product, linear
 from agentjax.model.mesh import constrain
 from agentjax.model.precision import NEVER
+from agentjax.model.remat import Policy, recomputed
 from agentjax.model.rope import rope_tables, rotate
 
 Params = dict[str, Any]
@@ -212,25 +213,13 @@ def n_params(config: ModelConfig) -> int:
 
 
 def _embed(table, tokens_BT, config: ModelConfig, dtype):
-  # Whole in width first: of rows that are split in two ways at once XLA would
-  # make a copy of all activations on every chip.
-  table = constrain(table, 'vocab', 'none')
-  x = table[constrain(tokens_BT, 'batch', 'length')].astype(dtype)
+  # Of all rows the chip's part of the width, then of its own rows the whole
+  # width: activations cross chips, and neither the table nor its gradient.
+  tokens_BT = constrain(tokens_BT, 'rows', 'length')
+  x = constrain(table[tokens_BT], 'rows', 'length', 'width').astype(dtype)
   if config.embed_scale:
     x = x * jnp.asarray(math.sqrt(config.width), dtype)
   return constrain(x, 'batch', 'length', 'none')
-
-
-# What `forward` may keep of a block, as its `remat`: everything that a product
-# with a weight makes and what attention does, so that norms, rotations, gates
-# and scores are computed again; or without what is as wide as the MLP, so that
-# two of seven products are too, and half of the memory is saved.
-keep_products = jax.checkpoint_policies.save_only_these_names(
-  'qkv', 'seen', 'attn_out', 'mlp_in'
-)
-keep_attention = jax.checkpoint_policies.save_only_these_names(
-  'qkv', 'seen', 'attn_out'
-)
 
 
 def forward(
@@ -241,7 +230,7 @@ def forward(
   config: ModelConfig,
   *,
   dtype=jnp.float32,
-  remat: bool | Callable = True,
+  remat: bool | Policy | None = True,
   unroll: bool = False,
   attention: Callable = plain,
   ends_BT: jax.Array | None = None,
@@ -252,9 +241,8 @@ def forward(
     tokens_BT: int32 ids. positions_BT: int32, restarting per packed sequence.
     pack_ids_BT: int32, 0 for padding; a token sees earlier tokens of its row
       with the same id.
-    dtype: of compute.
-    remat: recompute a block in the backward pass; or a policy that says what to
-      keep of it, of `jax.checkpoint_policies`, such as `keep_products`.
+    dtype: of compute. remat: what the backward pass computes again; see
+      `model.remat`.
     unroll: no scan over layers: faster on CPU, slower to compile.
     attention: an `attention.Attention`, such as `attention.plain`.
     ends_BT: int32, of rows that hold trees: a token sees the tokens at or
@@ -275,8 +263,12 @@ def forward(
     def see(q, k, v):
       return attention(q, k, v, rows, kind, config), None
 
+    # What is kept of a layer is split over tensor too, and whole inside of it.
+    x = checkpoint_name(constrain(x, 'batch', 'between', 'none'), 'block_in')
+    x = constrain(x, 'batch', 'length', 'none')
     x, _ = _apply(params, x, *tables[kind], see, config)
-    return constrain(x, 'batch', 'length', 'none')
+    x = constrain(x, 'batch', 'length', 'none')
+    return constrain(x, 'batch', 'between', 'none')
 
   x = _embed(params['embed']['table'], tokens_BT, config, dtype)
   for (pattern, count), stack in zip(
@@ -288,8 +280,7 @@ def forward(
         x = layer(kind, x, period[str(i)])
       return x, None
 
-    if remat:
-      step = jax.checkpoint(step, policy=None if remat is True else remat)
+    step = recomputed(step, remat, unroll)
     x, _ = jax.lax.scan(step, x, stack, unroll=count if unroll else 1)
   return _rms(x, params['final_norm']['scale'], config)
 
@@ -297,11 +288,19 @@ def forward(
 def head_kernel(params: Params) -> jax.Array | Factored:
   """The head as [D, V], or with the factors that stand beside it."""
   if 'head' not in params:
-    return params['embed']['table'].T
+    return constrain(params['embed']['table'], 'vocab', 'width').T
   head = params['head']
+  kernel = constrain(head['kernel'], 'width', 'vocab')
   if 'kernel_a' in head:
-    return Factored(head['kernel'], head['kernel_a'], head['kernel_b'])
-  return head['kernel']
+    return Factored(kernel, head['kernel_a'], head['kernel_b'])
+  return kernel
+
+
+def whole_head(kernel: jax.Array | Factored) -> jax.Array | Factored:
+  """`head_kernel`, gathered over the chips that split its width."""
+  if isinstance(kernel, Factored):
+    return kernel._replace(kernel_DV=whole_head(kernel.kernel_DV))
+  return constrain(kernel, 'none', 'vocab')
 
 
 @functools.cache

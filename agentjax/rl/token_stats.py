@@ -65,6 +65,7 @@ def token_stats(
   reference: Head | None = None,
   kept_NM: jax.Array | None = None,
   chunk: int = 1024,
+  whole: Callable[[Any], Any] = as_it_is,
 ) -> TokenStats:
   """Log-prob, entropy and more, with exact gradients to `head`.
 
@@ -83,6 +84,8 @@ def token_stats(
       are fewer; a token's own id always counts. `logprobs_N` are then those of
       the distribution that was sampled from.
     chunk: rows whose logits exist at once, at most.
+    whole: what is done to a kernel once for all chunks: on a mesh, gathering
+      it. Its values stay what they are.
 
   Source: gradients of log-softmax and entropy by hand: with p = softmax(z),
   d logp_y = 1_y - p, d H = -p (z - sum p z), d KL = p (log p/q - KL).
@@ -104,15 +107,30 @@ def token_stats(
   )
   if reference is not None:
     reference = reference._replace(hidden_ND=split(reference.hidden_ND))
-  out = _stats(finish)(split(head.hidden_ND), head.kernel_DV, tokens, reference)
+  out = _stats(finish, whole)(
+    split(head.hidden_ND), head.kernel_DV, tokens, reference
+  )
   return TokenStats(*(x.reshape(-1)[:N] for x in out))
 
 
 @functools.cache
-def _stats(finish: Callable) -> Callable:
+def _stats(finish: Callable, whole: Callable) -> Callable:
   """The operation over chunks [n, C, ...], with a gradient of its own."""
 
+  def ready(hidden, kernel, reference):
+    """Kernels as the products of all chunks take them."""
+
+    def once(kernel, dtype):
+      return whole(jax.tree.map(lambda k: k.astype(dtype), kernel))
+
+    if reference is not None:
+      far = once(reference.kernel_DV, reference.hidden_ND.dtype)
+      reference = reference._replace(kernel_DV=far)
+    return once(kernel, hidden.dtype), reference
+
   def forward(hidden, kernel, tokens, reference):
+    kernel, reference = ready(hidden, kernel, reference)
+
     def chunk(args):
       hidden_CD, tokens, ref_CD = args
       z = _tempered(hidden_CD, kernel, tokens, finish)
@@ -135,7 +153,8 @@ def _stats(finish: Callable) -> Callable:
     return out, (hidden, kernel, tokens, reference, out)
 
   def backward(residuals, cotangents: TokenStats):
-    hidden, kernel, tokens, reference, out = residuals
+    hidden, given, tokens, reference, out = residuals
+    kernel, reference = ready(hidden, given, reference)
 
     def chunk(d_kernel, args):
       hidden_CD, tokens, ref_CD, out, cotangent = args
@@ -162,7 +181,7 @@ def _stats(finish: Callable) -> Callable:
     d_kernel, d_hidden = jax.lax.scan(
       chunk, zero, (hidden, tokens, ref, out, cotangents)
     )
-    d_kernel = jax.tree.map(lambda d, k: d.astype(k.dtype), d_kernel, kernel)
+    d_kernel = jax.tree.map(lambda d, k: d.astype(k.dtype), d_kernel, given)
     return d_hidden, d_kernel, None, None
 
   stats.defvjp(keep, backward)

@@ -1,0 +1,57 @@
+"""Shapes of a Qwen2.5-7B policy, to see whether a TPU slice holds it.
+
+A config of four sections and no run: `compile_check` lowers the real learner
+and the real engine for chips that are not there.
+
+Paper:    Qwen2.5, arXiv:2412.15115.
+Command:  in an environment with `pip install '.[tpu]'`
+          python -m experiments.compile_check \
+            --config=configs/qwen2_5_7b_shapes.py \
+          then one of
+            --topology=v5p:2x2x2
+            --topology=v5e:4x4 --mesh=fsdp=4,tensor=4 --engine-mesh=tensor=4 \
+              --config.learner.rows=4 --config.learner.length=8192 \
+              --config.engine.context=8192
+            --topology=v5p:4x4x4 --mesh=fsdp=16,tensor=4 \
+              --config.learner.rows=32
+Hardware: none but a CPU with 8 GB of memory; minutes.
+Expected: all programs fit.
+Measured: TODO
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  return ml_collections.ConfigDict(
+    {
+      'policy': {
+        'call': 'agentjax.training.Policy',
+        'config': {'value': 'agentjax.model.presets.QWEN2_5_7B'},
+      },
+      'optimizer': {
+        'call': 'agentjax.optimizers.adamw',
+        'learning_rate': 1e-6,
+      },
+      'learner': {
+        'function': 'agentjax.learner.Learner',
+        'loss': {
+          'function': 'agentjax.rl.losses.ppo_clip',
+          'clip_low': 0.2,
+          'clip_high': 0.28,
+        },
+        'rows': 8,
+        'length': 16_384,
+        'dtype': 'bfloat16',
+        'remat': {'value': 'agentjax.model.remat.nothing'},
+      },
+      'engine': {
+        'function': 'agentjax.rollout.engine.Engine',
+        'slots': 32,
+        'context': 16_384,
+        'chunk': 16,
+        'buckets': (256,),
+        'dtype': 'bfloat16',
+      },
+    }
+  )
