@@ -76,7 +76,7 @@ TURN_GAE = with_critic(
   turns.turn_gae, turns.turn_value_targets, learns=values.turn_ends, lam=0.5
 )
 BI_LEVEL_GAE = with_critic(
-  turns.bi_level_gae, turns.bi_level_value_targets, turn_lam=0.5
+  turns.bi_level_gae, turns.bi_level_value_targets, lam=0.9, turn_lam=0.5
 )
 TURN_RETURNS = Algorithm(functools.partial(turns.turn_returns, gamma=0.5))
 PROCESS = Algorithm(turns.process_supervision)

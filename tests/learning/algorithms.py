@@ -7,7 +7,6 @@ Trust regions are as wide as a table learns: a step of Adam moves a logit by
 import dataclasses
 import functools
 
-
 from agentjax.rl import (
   advantages,
   aggregation,
@@ -148,7 +147,9 @@ CREDIT = {
 def corrected(weigh, **options) -> Algorithm:
   return Algorithm(
     loss=partial(
-      correction.decoupled, loss=losses.ppo_clip, weigh=partial(weigh, **options)
+      correction.decoupled,
+      loss=losses.ppo_clip,
+      weigh=partial(weigh, **options),
     ),
     lag=3,
   )
@@ -167,5 +168,3 @@ ALL = LOSSES | CREDIT | STALE
 
 def names(*some: str) -> dict[str, Algorithm]:
   return {name: ALL[name] for name in some}
-
-
