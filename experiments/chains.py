@@ -18,7 +18,6 @@ V vocabulary, S states.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
@@ -347,6 +346,3 @@ def _said(sampled: Sampled, i: int, k: int) -> Segment:
     Source.MODEL, sampled.actions_NKM[i, k], logprobs, logprobs, none, none,
     Stop.END_OF_TURN,
   )  # fmt: skip
-
-
-Sampler = Callable[..., Sampled]

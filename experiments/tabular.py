@@ -2,7 +2,8 @@
 
 Floor 4. The way of one draw, in small: sample, `rl.draw`, an estimator, a loss
 of `rl.losses` weighted by `rl.aggregation`, Optax. An `Algorithm` is what a
-paper changes of it. Nothing here is quicker to learn with than the pieces are.
+paper changes of it. Knows no transformer and no engine: what it shows is that
+the pieces learn, and how fast beside one another.
 
 Letters: N tokens, flat; S states; M places in a turn; V vocabulary.
 """
@@ -118,7 +119,7 @@ def log_policy(params, shared: float) -> jax.Array:
 
 def _step(params, opt_state, batch, *, algorithm, settings, optimizer):
   """One optimizer step."""
-  o, tokens, weights, at = algorithm, batch['tokens'], batch['weights'], None
+  o, tokens = algorithm, batch['tokens']
 
   def objective(params):
     logprobs_NV = log_policy(params, settings.shared)[batch['slots']]
@@ -131,7 +132,7 @@ def _step(params, opt_state, batch, *, algorithm, settings, optimizer):
     if o.entropy_coef:
       entropy = -jnp.sum(jnp.exp(logprobs_NV) * logprobs_NV, -1)
       loss -= o.entropy_coef * masked.hide(entropy, tokens.mask)
-    total = masked.weighted(loss, weights, batch['count']).mean()
+    total = masked.weighted(loss, batch['weights'], batch['count']).mean()
     if o.targets is not None:
       there = batch['critic_mask']
       error = values.value_loss(
@@ -144,7 +145,6 @@ def _step(params, opt_state, batch, *, algorithm, settings, optimizer):
       total += masked.mean(error, there)
     return total
 
-  del at
   grads = jax.grad(objective)(params)
   updates, opt_state = optimizer.update(grads, opt_state)
   return optax.apply_updates(params, updates), opt_state
@@ -191,22 +191,17 @@ def train(
   params = init(chain, M)
   opt_state = optimizer.init(params)
   tables: collections.deque = collections.deque(maxlen=algorithm.lag + 1)
-  scores, turns, used, reference = [], [], 0, None
-
-  def shaped(log_table):
-    return np.exp(np.asarray(log_table, np.float64)).reshape(-1, M, V)
-
-  V = chain.vocabulary
+  scores, turns, used = [], [], 0
   for update in range(settings.updates + 1):
     log_table = np.asarray(_log_policy(params, settings.shared))
     tables.append(log_table)
-    scores.append(chain.score(shaped(log_table)))
+    scores.append(chain.score(_probs(log_table, M)))
     turns.append(used)
-    if reference is None or (algorithm.phase and update % algorithm.phase == 0):
-      reference = log_table
     if update == settings.updates:
       break
-    probs_SMV = shaped(tables[0])
+    if update == 0 or (algorithm.phase and update % algorithm.phase == 0):
+      reference = log_table
+    probs_SMV = _probs(tables[0], M)
     sampled = _sampled(rng, chain, probs_SMV, tasks_N, algorithm.leaves)
     batch, more = _batch(
       rng, chain, algorithm, sampled, probs_SMV, log_table, reference,
@@ -216,6 +211,12 @@ def train(
     for _ in range(settings.steps):
       params, opt_state = step(params, opt_state, batch)
   return Curve(np.array(scores), np.array(turns))
+
+
+def _probs(log_table: np.ndarray, M: int) -> np.ndarray:
+  """float64[S, M, V]."""
+  rows, V = log_table.shape
+  return np.exp(log_table.astype(np.float64)).reshape(rows // M, M, V)
 
 
 def _sampled(rng, chain, probs_SMV, tasks_N, leaves) -> Sampled:

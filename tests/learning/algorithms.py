@@ -127,7 +127,9 @@ PPO = Algorithm(
 CREDIT = {
   'ppo': PPO,
   'turn_gae': replace(families.TURN_GAE, estimator=turns.turn_gae),
-  'bi_level_gae': replace(families.BI_LEVEL_GAE, estimator=turns.bi_level_gae),
+  'bi_level_gae': replace(
+    families.BI_LEVEL_GAE, estimator=partial(turns.bi_level_gae, lam=0.9)
+  ),
   'turn_returns': Algorithm(turns.turn_returns),
   'process_supervision': families.PROCESS,
   'mt_grpo': families.MT_GRPO,
