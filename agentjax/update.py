@@ -176,6 +176,8 @@ def add(
                 model=model, objective=objective)  # fmt: skip
     return _added(sums, more), None
 
+  if batches.tokens.shape[0] == 1:  # a loop would cost a little on a CPU
+    return one(sums, jax.tree.map(lambda x: x[0], batches))[0]
   return jax.lax.scan(one, sums, batches)[0]
 
 

@@ -4,7 +4,9 @@ Floor 4. A study is a file in experiments/studies/: a CLAIM, a CONFIG, ARMS and
 SEEDS. An arm is a list of overrides, or a function from the first arm's
 workdir (of the same seed) to one, for arms that are matched to it. Each arm
 and seed is a process of its own; what has a summary.json is not run again. At
-the end stands a table in Markdown, for experiments/LOG.md.
+the end stands a table in Markdown, for experiments/LOG.md. A study of small
+problems has no CONFIG, but a `run(workdir, arm, seed)` and a
+`table(root, seeds)` of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for seed in seeds:
       if args.arms is None or arm in args.arms:
         failed += not run(study, root, arm, seed)
-  print(table(study, root, seeds))
+  own = getattr(study, 'table', None)
+  print(own(root, seeds) if own else table(study, root, seeds))
   return failed
 
 
@@ -55,6 +58,8 @@ def run(study: Any, root: pathlib.Path, arm: str, seed: int) -> bool:
   workdir = root / arm / f'seed_{seed}'
   if (workdir / 'summary.json').exists():
     return True
+  if own := getattr(study, 'run', None):
+    return own(workdir, arm, seed)
   overrides = study.ARMS[arm]
   if callable(overrides):
     first = next(iter(study.ARMS))

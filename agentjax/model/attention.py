@@ -1,7 +1,8 @@
-"""Attention of the learner over packed rows: three ways, one meaning.
+"""Attention of the learner over packed rows: four ways, one meaning.
 
 Floor 1, model/. `plain` writes down all scores of a row; `in_blocks` those of
-some queries at a time, and again in the backward pass; `splash` is JAX's
+some queries at a time, and again in the backward pass; `causal` leaves out the
+keys that no query of a block may see, which is best on CPU; `splash` is JAX's
 kernel for TPU, which writes down none. A token sees the earlier tokens of its
 own sequence, in layers with a window the near ones. Knows no parameters.
 
@@ -128,6 +129,122 @@ def in_blocks(
   return checkpoint_name(out, 'seen')
 
 
+def causal(
+  q, k, v, rows: Rows, kind: str, config: ModelConfig, *, block: int = 128
+) -> jax.Array:
+  """Scores of `block` queries at a time, over the keys that they may see.
+
+  Later keys of a row are left out, and in layers with a window those before
+  it: about half of all scores where a row has many blocks. The backward pass
+  takes them again from queries, keys, output and log-sum-exp. The blocks are
+  not a loop: their scores may exist at once, in one layer.
+
+  Source: the backward pass is that of FlashAttention, arXiv:2205.14135,
+  appendix B.2.
+  """
+  B, T, H, Q = q.shape
+  K = k.shape[2]
+  q = scale_queries(q, config).reshape(B, T, K, H // K, Q)
+  # In a tree what is near in its own sequence may stand far away.
+  look = _causal(kind, config, block, rows.ends is not None)
+  out = look(
+    q.transpose(0, 2, 3, 1, 4), *(x.transpose(0, 2, 1, 3) for x in (k, v)), rows
+  )
+  return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, Q)
+
+
+@functools.cache
+def _causal(
+  kind: str, config: ModelConfig, block: int, trees: bool
+) -> Callable:
+  """The operation on q [B,K,G,T,Q], k and v [B,K,T,Q], with its gradient."""
+
+  def spans(T):
+    for start in range(0, T, block):
+      queries = slice(start, min(start + block, T))
+      near = kind == 'local' and not trees
+      first = max(0, start - config.window + 1) if near else 0
+      yield queries, slice(first, queries.stop)
+
+  def scores(q, k, rows, queries, keys):
+    s = _product('bkgcq,bksq->bkgcs', q[..., queries, :], k[:, :, keys])
+    if config.attn_softcap:
+      s = config.attn_softcap * jnp.tanh(s / config.attn_softcap)
+    see, seen = (
+      jax.tree.map(lambda x, part=part: x[:, part], rows)
+      for part in (queries, keys)
+    )
+    mask = _mask(see, seen, kind, config)[:, None, None]
+    return jnp.where(mask, s, NEVER)
+
+  def forward(q, k, v, rows):
+    outs, totals = [], []
+    for queries, keys in spans(q.shape[3]):
+      s = scores(q, k, rows, queries, keys)
+      top = s.max(-1, keepdims=True)
+      p = jnp.exp(s - top)
+      total = p.sum(-1, keepdims=True)
+      out = _product('bkgcs,bksq->bkgcq', p.astype(q.dtype), v[:, :, keys])
+      outs.append((out / total).astype(q.dtype))
+      totals.append((top + jnp.log(total))[..., 0])
+    out, log_total = jnp.concatenate(outs, 3), jnp.concatenate(totals, 3)
+    # By these names a remat policy keeps them, and the scores are taken twice
+    # instead of three times.
+    return checkpoint_name(out, 'seen'), checkpoint_name(log_total, 'seen')
+
+  @jax.custom_vjp
+  def look(q, k, v, rows):
+    return forward(q, k, v, rows)[0]
+
+  def keep(q, k, v, rows):
+    out, log_total = forward(q, k, v, rows)
+    return out, (q, k, v, rows, out, log_total)
+
+  def backward(residuals, d_out):
+    # Behind a barrier: where layers are unrolled XLA would keep the scores of
+    # the forward pass instead.
+    q, k, v, rows, out, log_total = jax.lax.optimization_barrier(residuals)
+    far = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
+    d_q = []
+    # Of keys and values as [B, K, Q, T]: so products transpose the narrow
+    # queries, and never scores.
+    d_k, d_v = (
+      jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), jnp.float32)
+      for x in (k, v)
+    )
+    for queries, keys in spans(q.shape[3]):
+      s = scores(q, k, rows, queries, keys)
+      p = jnp.exp(s - log_total[..., queries, None])
+      d_o = d_out[..., queries, :]
+      d_s = _product('bkgcq,bksq->bkgcs', d_o, v[:, :, keys])
+      d_s = p * (d_s - far[..., queries, None])
+      if config.attn_softcap:
+        d_s *= 1 - jnp.where(s > NEVER, s / config.attn_softcap, 0) ** 2
+      p, d_s = p.astype(q.dtype), d_s.astype(q.dtype)
+      d_q.append(_product('bkgcs,bksq->bkgcq', d_s, k[:, :, keys]))
+      d_k = d_k.at[..., keys].add(
+        _product('bkgcq,bkgcs->bkqs', q[..., queries, :], d_s)
+      )
+      d_v = d_v.at[..., keys].add(_product('bkgcq,bkgcs->bkqs', d_o, p))
+    d_q = jnp.concatenate(d_q, 3).astype(q.dtype)
+    d_k, d_v = (x.swapaxes(2, 3).astype(k.dtype) for x in (d_k, d_v))
+    return d_q, d_k, d_v, None
+
+  look.defvjp(keep, backward)
+  return look
+
+
+def _product(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
+  """In float32, whatever is multiplied."""
+  return jnp.einsum(
+    formula,
+    x,
+    y,
+    precision=precision(x),
+    preferred_element_type=jnp.float32,
+  )
+
+
 def splash(
   q, k, v, rows: Rows, kind: str, config: ModelConfig, *,
   block: int = 512, interpret: bool = False,
@@ -204,4 +321,7 @@ def best_attention(
   if devices[0].platform == 'tpu' and tiles and not trees:
     fits = next(b for b in (512, 256, LANES) if length % b == 0)
     return functools.partial(splash, block=fits)
-  return in_blocks if length > LONG else plain
+  if length > LONG:
+    return in_blocks
+  # Elsewhere a program of many small products gains nothing.
+  return causal if devices[0].platform == 'cpu' else plain

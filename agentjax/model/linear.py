@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from agentjax.model.precision import precision
+from agentjax.model.product import product
 
 
 class Factored(NamedTuple):
@@ -27,23 +28,18 @@ class Factored(NamedTuple):
   b_RV: jax.Array
 
 
-def einsum(formula: str, x: jax.Array, w: jax.Array) -> jax.Array:
-  """In the type of x."""
-  return jnp.einsum(formula, x, w.astype(x.dtype), precision=precision(x))
-
-
 def linear(formula: str, x: jax.Array, module: Any, name: str) -> jax.Array:
   """x through the map `name` of a module, and through its factors if any.
 
   (x a) b costs R (in + out) products a token where a b would cost R in out.
   """
-  y = einsum(formula, x, getattr(module, name)[...])
+  y = product(formula, x, getattr(module, name)[...])
   a = getattr(module, f'{name}_a', None)
   if a is None:
     return y
   down, up = _through(formula)
   b = getattr(module, f'{name}_b')
-  return y + einsum(up, einsum(down, x, a[...]), b[...])
+  return y + product(up, product(down, x, a[...]), b[...])
 
 
 @functools.cache
@@ -73,7 +69,7 @@ def factored(block: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def head_product(kernel: jax.Array | Factored, hidden: jax.Array) -> jax.Array:
   """Float32 products [..., V] of hidden states [..., D] with a head."""
 
-  def product(x, w):
+  def logits(x, w):
     return jnp.einsum(
       '...d,dv->...v',
       x,
@@ -83,6 +79,6 @@ def head_product(kernel: jax.Array | Factored, hidden: jax.Array) -> jax.Array:
     )
 
   if not isinstance(kernel, Factored):
-    return product(hidden, kernel)
-  low = product(hidden, kernel.a_DR).astype(hidden.dtype)
-  return product(hidden, kernel.kernel_DV) + product(low, kernel.b_RV)
+    return logits(hidden, kernel)
+  low = logits(hidden, kernel.a_DR).astype(hidden.dtype)
+  return logits(hidden, kernel.kernel_DV) + logits(low, kernel.b_RV)

@@ -32,6 +32,11 @@ nothing: Policy = _policies.nothing_saveable
 # Attention runs once: what grows with the square of the length, and the kernel.
 keep_attention: Policy = _policies.save_only_these_names('seen')
 
+# All but the MLP, which is most of a layer's bytes.
+keep_projections: Policy = _policies.save_only_these_names(
+  'qkv', 'seen', 'attn_out'
+)
+
 # What products with weights give, and attention: norms, rotations, gates and
 # scores are computed again, which costs next to nothing.
 keep_products: Policy = _policies.save_only_these_names(

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+ROWS = 16  # of a tile, on a TPU in bfloat16
+
 
 class TokenStats(NamedTuple):
   """float32[N] each, of softmax(logits / temperature)."""
@@ -81,7 +83,7 @@ def token_stats(
     kept_NM: ids that the sampler kept (top-k, top-p, min-p), -1 where there
       are fewer; a token's own id always counts. `logprobs_N` are then those of
       the distribution that was sampled from.
-    chunk: rows whose logits exist at once.
+    chunk: rows whose logits exist at once, at most.
     whole: what is done to a kernel once for all chunks: on a mesh, gathering
       it. Its values stay what they are.
 
@@ -89,8 +91,9 @@ def token_stats(
   d logp_y = 1_y - p, d H = -p (z - sum p z), d KL = p (log p/q - KL).
   """
   N = ids_N.shape[0]
-  chunk = min(chunk, N)
   n = -(-N // chunk)
+  # As even as vectors allow: what the last chunk is padded with costs as much.
+  chunk = min(chunk, N, -(-N // (n * ROWS)) * ROWS)
 
   def split(x, fill=0):
     pad = ((0, n * chunk - N),) + ((0, 0),) * (x.ndim - 1)
@@ -245,18 +248,18 @@ def _measure(z_CV, tokens: _Tokens, log_ref_CV) -> TokenStats:
   # Below the largest, so that nothing is lost where one id has all the mass.
   top = z_CV.max(-1)
   below = z_CV - top[:, None]
-  total = jnp.log(jnp.exp(below).sum(-1))
+  mass = jnp.exp(below)
+  whole = mass.sum(-1)
+  total = jnp.log(whole)
   own = jnp.take_along_axis(below, tokens.ids[:, None], 1)[:, 0]
-  logp = below - total[:, None]
-  mass = jnp.exp(logp)
 
   def mean(x_CV):
     # Where a logit is a huge negative number its mass is 0, and so its share.
-    return jnp.sum(jnp.where(mass > 0, mass * x_CV, 0.0), -1)
+    return jnp.sum(jnp.where(mass > 0, mass * x_CV, 0.0), -1) / whole
 
   kl = log_kept = jnp.zeros_like(total)
   if log_ref_CV is not None:
-    kl = mean(logp - log_ref_CV)
+    kl = mean(below - total[:, None] - log_ref_CV)
   if tokens.kept is not None:
     log_kept = _kept_total(below, tokens)[0] - total
   return TokenStats(

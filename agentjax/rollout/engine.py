@@ -138,7 +138,8 @@ class Engine:
     Args:
       params: parameters; or with the factors of `lora.attach` among them; or
         the factors alone, `lora.attach(None, ...)`, for the parameters that
-        were loaded before.
+        were loaded before. Programs are compiled for the maps that have some:
+        to compile nothing later, load with factors before `compile`.
 
     Raises:
       ValueError: the version is that of other weights; turns are under way,

@@ -290,7 +290,10 @@ def test_studies_are_listed(capsys):
   with pytest.raises(SystemExit) as error:
     study.main(['nope', '--workdir=w'])
   assert error.value.code == 2
-  assert "no study 'nope': choose of ['quickstart']" in capsys.readouterr().err
+  assert (
+    "no study 'nope': choose of ['credit_families', 'quickstart']"
+    in capsys.readouterr().err
+  )
 
 
 def test_a_wrong_command_line_exits_with_2_and_no_traceback(config_file):
