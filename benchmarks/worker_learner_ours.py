@@ -118,9 +118,17 @@ def trajectory(given: learner_work.Work, row: int) -> Trajectory:
 
 
 def step() -> dict[str, Any]:
-  """One optimizer step on the batch."""
-  return worker_memory.measured(_step)
+  """One optimizer step on the batch, timed."""
+  return worker_memory.timed(_step)
+
+
+def memory() -> dict[str, Any]:
+  """One optimizer step on the batch, and the memory that it held."""
+  return worker_memory.held(_step)
 
 
 if __name__ == '__main__':
-  worker.serve({'load': load, 'step': step}, ('jax', 'jaxlib', 'flax', 'optax'))
+  worker.serve(
+    {'load': load, 'step': step, 'memory': memory},
+    ('jax', 'jaxlib', 'flax', 'optax'),
+  )

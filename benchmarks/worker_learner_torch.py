@@ -66,9 +66,17 @@ def load(directory: str, threads: int, work: str, settings: dict) -> dict:
 
 
 def step() -> dict[str, Any]:
-  """One optimizer step on the batch."""
-  return worker_memory.measured(_step)
+  """One optimizer step on the batch, timed."""
+  return worker_memory.timed(_step)
+
+
+def memory() -> dict[str, Any]:
+  """One optimizer step on the batch, and the memory that it held."""
+  return worker_memory.held(_step)
 
 
 if __name__ == '__main__':
-  worker.serve({'load': load, 'step': step}, ('torch', 'transformers'))
+  worker.serve(
+    {'load': load, 'step': step, 'memory': memory},
+    ('torch', 'transformers'),
+  )

@@ -1,11 +1,12 @@
-"""Time and memory of one call, inside the process that makes it.
+"""Time of one call, and memory of one, inside the process that makes it.
 
-Benchmarks; imported by peers' workers, and so by itself: it imports nothing
-but the standard library and `worker`. Linux alone.
+Benchmarks; peers' workers import it, so it needs nothing but the standard
+library and `worker`. Memory is read as Linux tells it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +14,25 @@ from typing import Any
 from benchmarks.worker import Clock
 
 
-def measured(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-  """What the call returns, its seconds, and the process's memory.
-
-  `before_bytes` is resident before it, `peak_bytes` the most that was resident
-  until its end. The kernel's mark of the peak is set back before the call.
-  """
-  pathlib.Path('/proc/self/clear_refs').write_text('5')
-  before = _status('VmRSS')
+def timed(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+  """What the call returns, with its `seconds` and `cpu_seconds`."""
   clock = Clock()
   found = call()
-  return {
-    **clock.read(),
-    'before_bytes': before,
-    'peak_bytes': _status('VmHWM'),
-    **found,
-  }
+  return {**clock.read(), **found}
+
+
+def held(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+  """What the call returns, with the process's memory; not to be timed.
+
+  `before_bytes` is resident before it, `peak_bytes` the most that was resident
+  until its end. Freed memory is given back first: else it would count as held
+  before, in a process whose allocator keeps it.
+  """
+  ctypes.CDLL(None).malloc_trim(0)
+  pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak's mark
+  before = _status('VmRSS')
+  found = call()
+  return {'before_bytes': before, 'peak_bytes': _status('VmHWM'), **found}
 
 
 def _status(field: str) -> int:

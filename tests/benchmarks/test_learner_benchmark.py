@@ -121,30 +121,46 @@ def found(loss=0.5, norm=2.0, seconds=1.0):
     'grad_norm': norm,
     'seconds': seconds,
     'cpu_seconds': seconds,
-    'before_bytes': 2**30,
-    'peak_bytes': 2**31,
   }
 
 
 def test_a_peer_that_takes_another_step_ends_the_run():
   first = {'ours': found(), 'torch': found(loss=0.50001)}
-  rows = {name: [m] for name, m in first.items()}
-  (remark,) = learner_rows.agreement(first, rows)
+  (remark,) = learner_rows.agreement(first)
   assert 'within 1.0e-05' in remark
   for other in (found(loss=0.6), found(norm=2.1), found(norm=float('nan'))):
     with pytest.raises(RuntimeError, match='same step'):
-      learner_rows.agreement({**first, 'torch': other}, rows)
+      learner_rows.agreement({**first, 'torch': other})
+
+
+def test_a_peer_alone_may_fail_and_the_others_are_reported():
+  memory = {'before_bytes': 2**30, 'peak_bytes': 2**31}
+  more = {'before_bytes': 2**30, 'peak_bytes': 5 * 2**30}
+  seen = learner_rows._Seen(
+    {'ours': found(), 'torch': found()},
+    {'ours': memory, 'torch': more},
+    {'ours': [found()], 'torch': [found(seconds=3.0)]},
+  )
+  bench = learner_rows.Bench(['torch', 'tunix'], None, 1, rates={'x': 1e9})
+  flops = learner_work.Flops(3 * 10**8, 10**8, 10**8)
+  row = learner_rows._row(bench, 'x', seen, flops, ['tunix FAILED: memory'])
+  assert row.figures == {
+    'x_vs_torch': 3.0,
+    'x_memory_vs_torch': 0.25,
+    'x_vs_floor': 0.5,
+  }
+  assert 'tunix FAILED: memory' in row.remarks
 
 
 def test_memory_is_the_most_that_a_call_held():
   def call():
     return {'sum': float(np.ones(2**25).sum())}  # 256 MiB
 
-  out = worker_memory.measured(call)
-  assert out['sum'] == 2**25 and out['seconds'] > 0
+  out = worker_memory.held(call)
+  assert out['sum'] == 2**25
   assert out['peak_bytes'] - out['before_bytes'] > 200 * 2**20
   # And of that call alone.
-  out = worker_memory.measured(dict)
+  out = worker_memory.held(dict)
   assert out['peak_bytes'] - out['before_bytes'] < 50 * 2**20
 
 

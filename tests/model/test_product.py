@@ -60,3 +60,19 @@ def test_the_wide_operand_is_never_transposed():
   )
   assert 'f32[4,64]{1,0}' in text
   assert 'f32[32,64]{1,0}' not in text
+
+
+def test_other_processors_have_einsums_gradient():
+  def gradient(x, w, d_y):
+    return jax.vjp(functools.partial(product, 'btd,df->btf'), x, w)[1](d_y)
+
+  traced = jax.jit(gradient).trace(
+    jnp.ones((1, 64, 4)), jnp.ones((4, 32)), jnp.ones((1, 64, 32))
+  )
+  barriers = {
+    platform: traced.lower(lowering_platforms=(platform,))
+    .as_text()
+    .count('optimization_barrier')
+    for platform in ('cpu', 'tpu')
+  }
+  assert barriers == {'cpu': 1, 'tpu': 0}
