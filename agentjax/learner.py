@@ -10,13 +10,12 @@ not finite, which is counted.
 On a mesh over several processes each one brings its own rows, as many as it
 has; they agree on the number of micro-batches and on the program.
 
-Letters: B rows, T tokens, W parts that the mesh splits rows into, N
-loss-carrying tokens of a part of a micro-batch.
+Letters: K micro-batches of one call, B rows, T tokens, W parts that the mesh
+splits rows into, N loss-carrying tokens of a part of a micro-batch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,26 +24,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
-from jax.sharding import (
-  Mesh,
-  NamedSharding,
-  PartitionSpec,
-  SingleDeviceSharding,
-)
+from jax.sharding import Mesh
 
-from agentjax import update
+from agentjax import score, update
+from agentjax.forward import Forward, trained_alone
+from agentjax.model import lora as adapters
 from agentjax.model import mesh as meshes
 from agentjax.model import transformer
 from agentjax.model.attention import Attention, best_attention
 from agentjax.model.config import ModelConfig
+from agentjax.model.remat import Policy
 from agentjax.optimizers import check_numbers
-from agentjax.rl import losses
+from agentjax.placing import Placing
+from agentjax.rl import kl, losses
 from agentjax.rl.batch import Batch, add_rows, empty_batch
-from agentjax.rl.losses import PolicyLoss
-from agentjax.update import State, Sums
-
-Loss = Callable[..., PolicyLoss]
+from agentjax.update import Critic, Loss, Objective, State
 
 
 class Learner:
@@ -57,12 +51,23 @@ class Learner:
       data * fsdp.
     shares: fractions of a micro-batch's tokens that may carry loss; one
       program each, the smallest that fits is used.
-    kl_coef: weight of k3 to the reference, with the ratio's gradient.
+    micro_batches: K, how many of them one call of a program runs; what a batch
+      lacks to a multiple is filled with empty ones.
+    kl_coef: weight of the KL to the reference, in the loss.
+    kl_value, kl_gradient: of `rl.kl`, which of it at a token, and whose
+      gradient goes with it; `kl.full` is exact and needs no other gradient.
     entropy_coef: weight of the entropy bonus.
+    critic: of PPO; None for none.
+    lora: shape of adapters, which are trained in place of the parameters.
+    reject, stale: of `rl.correction`, options bound: which tokens `keep`
+      keeps, by log rho and by the versions that sampled them.
     chunk: tokens whose logits exist at once, on each part of the rows.
     dtype: of compute.
     remat, unroll, attention: see `transformer.forward`; attention None is
       `best_attention`'s for the devices and the length.
+    trees: rows may hold trees (`rl.tree_rows`): what trajectories share
+      stands there once. For losses of tokens: one of trajectories or turns
+      takes a tree for one of them.
     mesh: None for one device.
   """
 
@@ -75,17 +80,26 @@ class Learner:
     rows: int,
     length: int,
     shares: Sequence[float] = (1.0,),
+    micro_batches: int = 1,
     kl_coef: float = 0.0,
+    kl_value: Callable = kl.k3,
+    kl_gradient: Callable = kl.ratio_gradient,
     entropy_coef: float = 0.0,
+    critic: Critic | None = None,
+    lora: adapters.LoRA | None = None,
+    reject: Sequence[score.Reject] = (),
+    stale: Callable | None = None,
     chunk: int = 1024,
     dtype: str = 'float32',
-    remat: bool = True,
+    remat: bool | Policy | None = True,
     unroll: bool = False,
     attention: Attention | None = None,
+    trees: bool = False,
     mesh: Mesh | None = None,
   ):
     check_numbers(kl_coef=kl_coef, entropy_coef=entropy_coef)
-    for name, value in (('rows', rows), ('length', length), ('chunk', chunk)):
+    for name, value in (('rows', rows), ('length', length), ('chunk', chunk),
+                        ('micro_batches', micro_batches)):  # fmt: skip
       if value < 1:
         raise ValueError(f'learner.{name} is {value}: give at least 1')
     ascending = list(shares) == sorted(set(shares))
@@ -93,13 +107,17 @@ class Learner:
       raise ValueError(
         f'shares {shares}: give ascending fractions above 0, up to 1.0'
       )
-    if length > config.context:
+    if lora is not None and critic is not None and critic.own_trunk:
       raise ValueError(
-        f'length {length} exceeds the {config.context} positions of the model'
+        'learner.critic.own_trunk trains a decoder of its own beside lora: '
+        'share the trunk, or drop lora'
       )
     self.config, self.rows, self.length = config, rows, length
-    self.kl_coef = kl_coef
+    self.lora = lora
+    self.kl_coef, self.critic = kl_coef, critic
+    self.reject, self.stale, self.trees = tuple(reject), stale, trees
     self.mesh, self._optimizer = mesh, optimizer
+    self._micro_batches = micro_batches
     self._parts = 1
     if mesh is not None:
       meshes.check(config, mesh, rows=rows)
@@ -107,128 +125,154 @@ class Learner:
     self._capacities = [
       max(1, int(rows // self._parts * length * s)) for s in shares
     ]
-    self.local_rows = self._local_rows()
-    add = functools.partial(
-      update.add,
-      parts=self._parts,
-      config=config,
-      loss=loss,
-      kl_coef=kl_coef,
-      entropy_coef=entropy_coef,
-      chunk=chunk,
-      dtype=jnp.dtype(dtype),
-      remat=remat,
-      unroll=unroll,
-      attention=attention or best_attention(config, length, mesh),
+    self._placing = Placing(config, mesh, rows, lora)
+    self.local_rows = self._placing.local_rows
+    self.frozen: Any = None
+    self._model = Forward(
+      config,
+      self._parts,
+      chunk,
+      jnp.dtype(dtype),
+      remat,
+      unroll,
+      attention or best_attention(config, length, mesh, trees),
+      trained_alone
+      if lora is None
+      else functools.partial(adapters.attach, scale=lora.scale),
+      trees,
     )
-    self._jit(add)
+    self._objective = Objective(
+      loss, kl_value, kl_gradient, entropy_coef, critic
+    )
+    self._jit()
 
-  def _jit(self, add: Callable) -> None:
-    optimizer = self._optimizer
-    # Pinned: left alone, XLA may keep sums and moments whole on every chip,
-    # and arrays that it may place as it likes compile other programs than
-    # those that it may not: what a checkpoint gives back.
-    here = SingleDeviceSharding(jax.local_devices()[0])
-    pins = {
-      name: {'out_shardings': here} for name in ('sums', 'state', 'apply')
-    }
-    if self.mesh is not None:
-      everywhere = NamedSharding(self.mesh, PartitionSpec())
-      state = self._state_shardings(everywhere)
-      sums = Sums(state.params, everywhere, everywhere)
-      pins['sums'] = {'out_shardings': sums}
-      pins['state'] = {'out_shardings': state}
-      pins['apply'] = {'out_shardings': (state, everywhere)}
-    self._zeros = jax.jit(update.zeros, **pins['sums'])
-    self._add = jax.jit(
-      add, static_argnames='capacity', donate_argnums=2, **pins['sums']
+  def _jit(self) -> None:
+    state, sums, metrics, rows = self._placing.pins(
+      self._optimizer, self.critic
     )
-    self._apply = jax.jit(
-      functools.partial(update.apply, optimizer=optimizer),
-      donate_argnums=0,
-      **pins['apply'],
+    whole = {'optimizer': self._optimizer, 'critic': self.critic}
+    model = {'model': self._model}
+
+    def jit(function, out, options=None, **more):
+      function = functools.partial(function, **(options or {}))
+      return jax.jit(function, out_shardings=out, **more)
+
+    self._zeros = jit(update.zeros, sums)
+    self._add = jit(
+      update.add, sums, model | {'objective': self._objective},
+      static_argnames='capacity', donate_argnums=4,
+    )  # fmt: skip
+    self._apply = jit(update.apply, (state, metrics), whole, donate_argnums=0)
+    self._init = jit(update.init, state, whole | model)
+    self._logprobs = jit(
+      score.logprobs, rows, model, static_argnames='capacity'
     )
-    self._init = jax.jit(
-      functools.partial(update.init, optimizer=optimizer), **pins['state']
+    self._values = jit(score.values, rows, model)
+    self._keep = jit(
+      score.keep, rows, {'reject': self.reject, 'stale': self.stale}
     )
 
   # ---- state --------------------------------------------------------------
 
+  def begin(self, params: Any, seed: int) -> State:
+    """A state that begins with these parameters of the whole policy.
+
+    With `lora` they stay as they are, in `frozen`, and it begins with adapters
+    that change nothing yet.
+    """
+    if self.lora is None:
+      return self.init(params)
+    self.frozen = params
+    if self.mesh is not None:
+      self.frozen = jax.device_put(params, self._placing.whole())
+    fresh = functools.partial(adapters.init, config=self.config, lora=self.lora)
+    return self.init(jax.jit(fresh)(jax.random.key(seed)))
+
+  def whole(self, params: Any) -> Any:
+    """All parameters of the policy, as forward pass and engine take them."""
+    return self._model.whole(self.frozen, params)
+
+  def trained(self, params: Any) -> Any:
+    """What an engine takes that has the frozen parameters already."""
+    return self._model.whole(None, params)
+
   def shardings(self) -> Any:
-    """Shardings of the parameters, or None without a mesh."""
-    if self.mesh is None:
-      return None
-    return meshes.shardings(
-      meshes.param_axes(self.config),
-      self.mesh,
-      transformer.init_shapes(self.config),
-    )
-
-  def _state_shardings(self, everywhere: NamedSharding) -> State:
-    params = self.shardings()
-    shapes = transformer.init_shapes(self.config)
-
-    def place(leaf, sharding, param):
-      # Adafactor keeps rows and columns of a parameter, which are small.
-      return sharding if leaf.shape == param.shape else everywhere
-
-    opt_state = optax.tree.map_params(
-      self._optimizer,
-      place,
-      jax.eval_shape(self._optimizer.init, shapes),
-      params,
-      shapes,
-      transform_non_params=lambda _: everywhere,
-    )
-    return State(params, opt_state, everywhere, everywhere)
+    """Shardings of the trained parameters, or None without a mesh."""
+    return self._placing.trained()
 
   def init(self, params: Any) -> State:
-    """A state with `params`, which it takes over, and a fresh optimizer."""
+    """A state with `params`, which it takes over, and fresh optimizers."""
     if (shardings := self.shardings()) is not None:
       params = jax.device_put(params, shardings)
-    with self._on_mesh():
-      return self._init(params)
+    with self._placing.on_mesh():
+      return self._init(params, self.frozen)
 
-  def _on_mesh(self):
-    if self.mesh is None:
-      return contextlib.nullcontext()
-    return jax.set_mesh(self.mesh)
+  def compile(
+    self, state: State, reference: Any = None, *, scores: bool = False
+  ) -> State:
+    """Runs every program once on an empty batch, which changes nothing.
 
-  def compile(self, state: State, reference: Any = None) -> State:
-    """Runs every program once on an empty batch, which changes nothing."""
+    Args:
+      scores: `logprobs` too.
+    """
     empty = empty_batch(self.local_rows, self.length)
-    self._agree(0, 0)
+    self._placing.agree(0, 0)
     for capacity in self._capacities:
-      state, _ = self._update(state, [empty], capacity, reference)
+      if scores:
+        self._score(self._logprobs, [empty], empty, state.params, self.frozen,
+                    capacity=capacity)  # fmt: skip
+      state, _ = self._update(state, [empty], capacity, reference, self.kl_coef)
+    if self.corrects:
+      self.keep(empty, 0)
+    if self.critic is not None:
+      self.values(state, empty)
     return state
+
+  @property
+  def corrects(self) -> bool:
+    """Whether `keep` may reject a token."""
+    return bool(self.reject) or self.stale is not None
 
   def lower(self) -> dict[str, jax.stages.Lowered]:
     """The programs that do the work, from shapes alone; needs a mesh.
 
     So they compile for chips that are not there. Parameters are float32.
     """
-    shapes = transformer.init_shapes(self.config)
-    with self._on_mesh():
+    frozen = None
+    if self.lora is not None:
+      frozen = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        transformer.init_shapes(self.config), self._placing.whole(),
+      )  # fmt: skip
+    K = self._micro_batches
+    with self._placing.on_mesh():
       # Shapes that come out of a jitted program know how they are split.
-      state = jax.eval_shape(self._init, shapes)
-      sums = jax.eval_shape(self._zeros, shapes)
+      state = jax.eval_shape(self._init, self._placing.shapes(), frozen)
+      sums = jax.eval_shape(self._zeros, state.params, state.critic)
       batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=self._batch_sharding()
+          (K, *x.shape), x.dtype, sharding=self._placing.batch(1)
         ),
         empty_batch(self.rows, self.length),
       )
       out = {
-        f'add {c}': self._add.lower(state.params, None, sums, batch, capacity=c)
+        f'add {c}': self._add.lower(
+          (state.params, state.critic), frozen, None, np.float32(0), sums,
+          batch, capacity=c,
+        )
         for c in self._capacities
-      }
+      }  # fmt: skip
       out['apply'] = self._apply.lower(state, sums)
     return out
 
   # ---- update -------------------------------------------------------------
 
   def update(
-    self, state: State, batch: Batch, reference: Any = None
+    self,
+    state: State,
+    batch: Batch,
+    reference: Any = None,
+    kl_coef: float | None = None,
   ) -> tuple[State, dict[str, float]]:
     """One optimizer step on the rows of all processes.
 
@@ -237,65 +281,86 @@ class Learner:
       batch: this process's rows [B, length], B a multiple of `local_rows`;
         another process may have more or fewer. Processes that share a part
         of the rows (a tensor axis over hosts) must give the same.
-      reference: parameters of the KL's reference policy, or None.
+      reference: trained parameters of the KL's reference policy, or None.
+      kl_coef: in place of the learner's own.
 
     Returns:
-      The new state, and metrics averaged over all loss-carrying tokens.
+      The new state, and metrics: the loss as it was minimised, all others
+      averaged over all loss-carrying tokens.
     """
+    pieces, capacity = self._pieces(batch)
+    kl_coef = self.kl_coef if kl_coef is None else kl_coef
+    return self._update(state, pieces, capacity, reference, kl_coef)
+
+  def logprobs(self, params: Any, batch: Batch) -> np.ndarray:
+    """float32 [B, T] of the batch's loss-carrying tokens, 0 elsewhere."""
+    pieces, capacity = self._pieces(batch)
+    return self._score(
+      self._logprobs, pieces, batch, params, self.frozen, capacity=capacity
+    )
+
+  def values(self, state: State, batch: Batch) -> np.ndarray:
+    """float32 [B, T]: the critic's value of the state AFTER each token."""
+    pieces, _ = self._pieces(batch)
+    return self._score(
+      self._values, pieces, batch, state.critic, state.params, self.frozen
+    )
+
+  def keep(self, batch: Batch, version: int) -> np.ndarray:
+    """bool [B, T]: loss-carrying tokens that `reject` and `stale` leave.
+
+    Args:
+      version: of the policy now, as tokens are marked with.
+    """
+    pieces, _ = self._pieces(batch)
+    return self._score(self._keep, pieces, batch, np.int32(version), last=True)
+
+  def _pieces(self, batch: Batch) -> tuple[list[Batch], int]:
+    """Micro-batches, as many as any process has, and their capacity."""
     local, B = self.local_rows, batch.tokens.shape[0]
     if B % local or batch.tokens.shape[1] != self.length:
       raise ValueError(
         f'batch of shape {batch.tokens.shape}: rows must be a multiple of '
         f'{local} and the length {self.length}, as rl.batch.pack makes them'
       )
+    # A row may be longer than that: positions restart in it.
+    if (last := int(batch.positions.max(initial=0))) >= self.config.context:
+      raise ValueError(
+        f'a trajectory has {last + 1} tokens, the model '
+        f'{self.config.context} positions: lower limits.context'
+      )
     part = self.rows // self._parts
     counts = (batch.weights > 0).reshape(B // part, -1).sum(-1)
-    n, most = self._agree(B // local, int(counts.max(initial=0)))
+    n, most = self._placing.agree(B // local, int(counts.max(initial=0)))
     batch = add_rows(batch, n * local)
     pieces = [
       Batch(*(x[i : i + local] for x in batch))
       for i in range(0, n * local, local)
     ]
-    capacity = next(c for c in self._capacities if c >= most)
-    return self._update(state, pieces, capacity, reference)
+    return pieces, next(c for c in self._capacities if c >= most)
 
-  def _local_rows(self) -> int:
-    """Rows of a micro-batch that this process brings."""
-    if self.mesh is None:
-      return self.rows
-    placed = self._batch_sharding().addressable_devices_indices_map(
-      (self.rows, self.length)
-    )
-    spans = {index[0].indices(self.rows) for index in placed.values()}
-    return sum(stop - start for start, stop, _ in spans)
-
-  def _agree(self, *numbers: int) -> list[int]:
-    """The maximum of each number over the processes of the mesh.
-
-    Every process must run the same programs equally often.
-    """
-    if self.mesh is None or jax.process_count() == 1:
-      return list(numbers)
-    all_numbers = multihost_utils.process_allgather(np.array(numbers, np.int32))
-    return [int(n) for n in all_numbers.max(0)]
-
-  def _update(self, state, pieces, capacity, reference):
-    with self._on_mesh():
-      sums = self._zeros(state.params)
-      for piece in pieces:
+  def _update(self, state, pieces, capacity, reference, kl_coef):
+    K = self._micro_batches
+    missing = -len(pieces) % K
+    pieces = pieces + [empty_batch(self.local_rows, self.length)] * missing
+    with self._placing.on_mesh():
+      sums = self._zeros(state.params, state.critic)
+      for i in range(0, len(pieces), K):
+        stacked = Batch(*map(np.stack, zip(*pieces[i : i + K], strict=True)))
         sums = self._add(
-          state.params, reference, sums, self._put(piece), capacity=capacity
-        )
+          (state.params, state.critic), self.frozen, reference,
+          np.float32(kl_coef), sums, self._placing.put(stacked, 1),
+          capacity=capacity,
+        )  # fmt: skip
       state, metrics = self._apply(state, sums)
     return state, {k: float(v) for k, v in jax.device_get(metrics).items()}
 
-  def _batch_sharding(self) -> NamedSharding:
-    return NamedSharding(self.mesh, PartitionSpec(meshes.RULES['batch']))
-
-  def _put(self, piece: Batch) -> Any:
-    if self.mesh is None:
-      return piece
-    sharding = self._batch_sharding()
-    return Batch(
-      *(jax.make_array_from_process_local_data(sharding, x) for x in piece)
-    )
+  def _score(self, program, pieces, batch, *args, last=False, **options):
+    """A program's [B, T] of all rows that this process brought."""
+    out = []
+    with self._placing.on_mesh():
+      for piece in pieces:
+        placed = self._placing.put(piece)
+        given = (placed, *args) if last else (*args, placed)
+        out.append(self._placing.fetch(program(*given, **options)))
+    return np.concatenate(out)[: batch.tokens.shape[0]]

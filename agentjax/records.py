@@ -51,6 +51,7 @@ def trajectory_to_record(
         'source': s.source.value,
         'n': len(s),
         'stop': s.stop.value if s.stop else None,
+        'kv_versions': [list(stretch) for stretch in s.kv_versions],
       }
       for s in trajectory.segments
     ],
@@ -98,6 +99,7 @@ def trajectory_from_record(
         name: arrays[name][span] for name in (*TOKEN_FIELDS, 'versions')
       }
       fields['stop'] = Stop(s['stop'])
+      fields['kv_versions'] = s.get('kv_versions', ())  # older records lack it
     segments.append(Segment(source, arrays['tokens'][span], **fields))
   if total != len(arrays['tokens']):
     raise ValueError(

@@ -7,6 +7,7 @@ under the step's own name, so that a run that was killed goes on exactly.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import time
@@ -26,17 +27,18 @@ from agentjax import (
   storage,
   tally,
 )
+from agentjax.anchor import Anchor
 from agentjax.checkpoint import Checkpoints
 from agentjax.curriculum import Curriculum
 from agentjax.evaluate import evaluate, fingerprint, rows
 from agentjax.learner import Learner, State
 from agentjax.model import transformer
 from agentjax.recorder import Recorder
-from agentjax.rl import losses
 from agentjax.rl.batch import Batch
-from agentjax.rollout.collect import CollectStats, collect
+from agentjax.rollout import branches
+from agentjax.rollout.collect import CollectStats
 from agentjax.sft import batches
-from agentjax.training import ConfigError, Training, check_fit
+from agentjax.training import Training, parts
 from agentjax.types import Group
 
 
@@ -54,32 +56,21 @@ class Run:
     self.began = time.monotonic()
     model = o.policy.config
     self.cold_steps = o.cold_start.steps if o.cold_start else 0
-    stops = o.chat.stop_automaton(model.padded_vocab)
-    try:
-      self.engine = o.engine(model, stops)
-      self.learner = o.learner(model, optimizer=o.optimizer)
-      self.teacher = o.learner(
-        model,
-        optimizer=o.cold_start_optimizer or o.optimizer,
-        loss=losses.cross_entropy,
-        kl_coef=0.0,
-        entropy_coef=0.0,
-      )
-    except ValueError as error:
-      raise ConfigError(f'engine or learner: {error}') from error
-    check_fit(o, self.engine, self.learner)
+    self.engine, self.learner, self.teacher = parts(o)
     self.curriculum = Curriculum(o.tasks, o.seed)
     facts = {
       'cold_start.steps': self.cold_steps,
       'use_reference': o.use_reference,
     }
+    if self.learner.lora is not None:
+      facts['learner.lora'] = dataclasses.asdict(self.learner.lora)
     self.checkpoints = Checkpoints(self.workdir, model, facts)
     self.recorder = Recorder(self.workdir, decode=o.chat.vocab.decode)
     self.last_step = self.cold_steps + o.steps
     self.progress = progress.Progress(self.last_step)
     self.step = 0
     self.state: State | None = None
-    self.reference: Any = None
+    self.anchor = Anchor(o, self.learner)
     self.totals = {
       'seconds': 0.0,
       'tokens_sampled': 0,
@@ -93,6 +84,7 @@ class Run:
     self.evaluations: dict[str, Any] = {}
     self.last: tuple[list[Group], dict[str, np.ndarray]] = ([], {})
     self.summary: dict[str, Any] | None = None  # of a run that is finished
+    self._drawn = branches.Branched([])
     self._cold_batches = None
     self._skipped_in_a_row = 0
     self._compiled = 0
@@ -115,7 +107,8 @@ class Run:
       params = jax.jit(functools.partial(transformer.init, config=config))(
         jax.random.key(o.seed)
       )
-    self.state = self._learner_of(0).init(params)
+    self.state = self._learner_of(0).begin(params, o.seed)
+    self.learner.frozen = self.teacher.frozen = self._learner_of(0).frozen
     if step is not None:
       self._restore(step)
       self._find(step)
@@ -158,10 +151,11 @@ class Run:
         like['reference'] = self.state.params
     saved, meta = self.checkpoints.restore(like, step)
     self.state = saved['learner']
-    self.reference = saved.get('reference')
+    self.anchor.params = saved.get('reference')
     self.curriculum.restore(meta['curriculum'])
     self.totals |= meta['totals']
     self.evaluations = meta['evaluations']
+    self.anchor.kl_coef = meta.get('kl_coef', self.anchor.kl_coef)
     tasks = meta.get('evaluation_tasks', self._evaluation_tasks())
     if self.evaluations and tasks != self._evaluation_tasks():
       raise storage.WorkdirMismatch(
@@ -178,12 +172,28 @@ class Run:
     """Compiles every program before the first step that needs it."""
     if self.step < self.cold_steps:
       self.state = self.teacher.compile(self.state)
-    self.engine.load(self.state.params, self.step)
+    self._load_engine()
     n, seconds = self.engine.compile()
     print(f'engine: {n} programs compiled in {seconds:.1f} s')
     if 'before' in self.evaluations:
-      self.state = self.learner.compile(self.state, self.reference)
+      self._compile_learner()
     self._compiled = compiles.count()
+
+  def _load_engine(self) -> None:
+    """The weights of this step; what is frozen goes to the engine once."""
+    new = self.engine.version < 0
+    given = self.learner.whole if new else self.learner.trained
+    self.engine.load(given(self.state.params), self.step)
+
+  def _compile_learner(self) -> None:
+    """Every program of reinforcement, before its first step."""
+    o = self.o
+    self.state = self.learner.compile(
+      self.state,
+      self.anchor.in_loss,
+      scores=bool(o.recompute_old or o.reward_kl_coef),
+    )
+    self.anchor.compile(self.state.params)
 
   def _tally_compilations(self) -> None:
     """Adds what was compiled since the last warm-up to the totals."""
@@ -195,9 +205,8 @@ class Run:
     """Keeps the policy of the cold start as a reference, and compiles."""
     self._tally_compilations()
     self.state = self.learner.init(self.state.params)
-    if self.o.use_reference:
-      self.reference = jax.tree.map(lambda x: x.copy(), self.state.params)
-    self.state = self.learner.compile(self.state, self.reference)
+    self.anchor.take(self.state.params)
+    self._compile_learner()
     self._compiled = compiles.count()
 
   # ---- cold start ---------------------------------------------------------
@@ -241,7 +250,10 @@ class Run:
   def _learn(self, learner: Learner, batch: Batch) -> dict[str, float]:
     """One update, counted if nothing came of it; returns its metrics."""
     before = int(self.state.skipped)
-    self.state, metrics = learner.update(self.state, batch, self.reference)
+    held = ()
+    if learner is not self.teacher:
+      held = self.anchor.in_loss, self.anchor.kl_coef
+    self.state, metrics = learner.update(self.state, batch, *held)
     skipped = int(metrics['skipped_updates']) - before
     self.totals['skipped_updates'] += skipped
     self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
@@ -272,28 +284,35 @@ class Run:
     self._step_began = time.monotonic()
     draw = self.curriculum.draws
     tasks = self.curriculum.draw(o.groups)
-    groups = collect(
+    self._drawn = drawn = branches.collected(
       tasks,
+      o.branch,
       group_size=o.group_size,
       sampling=o.sampling,
       draw=draw,
       stats=stats,
       **self._collect_options(),
     )
-    guards.stop_if_failing(groups, o.max_failure_rate)
-    self.curriculum.observe(groups)
-    return groups, stats
+    guards.stop_if_failing([*drawn.groups, *drawn.tried], o.max_failure_rate)
+    self.curriculum.observe(drawn.groups)
+    return drawn.groups, stats
 
   def update(self, groups: Sequence[Group]) -> dict[str, float]:
     """Credits, packs and learns; returns the metrics of the update."""
     o = self.o
-    given = credit.advantages(o, groups)
+    policies = credit.Policies(
+      self.learner, self.state, self.anchor.params, self.step,
+      self.anchor.kl_coef,
+    )  # fmt: skip
+    given = credit.credit(o, policies, groups, self._drawn.turn_values)
     self.last = (list(groups), credit.by_id(groups, given))
     made = [
       self._learn(self.learner, batch)
       for batch in credit.batches(o, self.learner, groups, given)
     ]
-    return credit.metrics(o, made, given)
+    metrics = credit.metrics(made, given)
+    self.anchor.after_update(metrics, len(credit.members(groups)))
+    return metrics
 
   def finish_step(
     self,
@@ -304,7 +323,8 @@ class Run:
   ) -> None:
     """Hands the weights over, records the step, saves where it is time to."""
     self.step = step
-    self.engine.load(self.state.params, step)
+    self.anchor.after_step(self.state.params, step)
+    self._load_engine()
     metrics = {
       'phase': 'reinforcement',
       **tally.outcome(credit.members(groups)),
@@ -312,7 +332,7 @@ class Run:
       **stats.metrics(self.engine.stats),
       'seconds': time.monotonic() - self._step_began,
     }
-    self._count(groups, stats)
+    self._count([*groups, *self._drawn.tried], stats)
     # Not max(): it would hide a gap that is NaN.
     gaps = (self.totals['max_logprob_gap'], trained['max_logprob_gap'])
     self.totals['max_logprob_gap'] = float(np.maximum(*gaps))
@@ -323,7 +343,7 @@ class Run:
       step,
       reward=metrics['reward'],
       success=metrics['success'],
-      kl=metrics['kl' if self.reference is not None else 'behaviour_kl'],
+      kl=metrics['kl' if self.anchor.params is not None else 'behaviour_kl'],
       tokens=metrics['tokens_sampled'],
       skipped=self.totals['skipped_updates'],
     )
@@ -348,7 +368,7 @@ class Run:
     due = self.cold_steps if name == 'before' else self.step
     if self.evaluations.get(name, {}).get('step') == due:
       return
-    self.engine.load(self.state.params, self.step)
+    self._load_engine()
     self.progress.note(f'evaluating on {len(o.evaluation.tasks)} tasks')
     stats = CollectStats()
     result, groups = evaluate(
@@ -373,8 +393,8 @@ class Run:
 
   def _save(self) -> None:
     arrays = {'learner': self.state}
-    if self.reference is not None:
-      arrays['reference'] = self.reference
+    if self.anchor.params is not None:
+      arrays['reference'] = self.anchor.params
     now = time.monotonic()
     self.totals['seconds'] += now - self.began
     self.began = now
@@ -384,6 +404,7 @@ class Run:
       'totals': self.totals,
       'evaluations': self.evaluations,
       'evaluation_tasks': self._evaluation_tasks(),
+      'kl_coef': self.anchor.kl_coef,
     }
     self.checkpoints.save(self.step, arrays, meta)
 

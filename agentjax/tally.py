@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from agentjax.types import Group, Trajectory
 
 # What hangs on how fast things went: another run of the same seed has others.
@@ -36,14 +38,24 @@ def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def expected_prefill(groups: Sequence[Group]) -> int:
   """Tokens that a draw has the engine run beside those that it samples.
 
-  Each group's prompt once, and each observation that a turn came after. An
-  episode that is run again after an InfraError costs its own once more.
+  Each group's prompt once, or each past that its trajectories went on from,
+  and each observation that a turn came after. An episode that is run again
+  after an InfraError costs its own once more.
   """
   total = 0
   for g in groups:
-    began = [t for t in g.trajectories if t.turns]
-    total += len(began[0].segments[0]) if began else 0
-    for t in began:
+    pasts: dict[bytes, int] = {}
+    for t in g.trajectories:
+      if not t.turns:
+        continue
+      past = t.info.get('past_tokens', 0) or len(t.segments[0])
+      pasts[t.tokens()[:past].tobytes()] = past
+      ends = np.cumsum([len(s) for s in t.segments])
       # Behind the last turn an observation is never run.
-      total += sum(len(s) for s in t.segments[1:-1] if s.stop is None)
+      total += sum(
+        len(s)
+        for s, end in zip(t.segments[:-1], ends, strict=False)
+        if s.stop is None and end > past
+      )
+    total += sum(pasts.values())
   return total

@@ -20,8 +20,15 @@ from agentjax.learner import Learner
 from agentjax.model.config import ModelConfig
 from agentjax.records import task_to_json
 from agentjax.rl import advantages as estimators
-from agentjax.rl import draw_from
-from agentjax.rl.draw import Estimator, Tree
+from agentjax.rl import draw_from, losses, returns, trees
+from agentjax.rl.aggregation import (
+  Aggregation,
+  Weighting,
+  over_original,
+  token_mean,
+)
+from agentjax.rl.draw import Draw, Estimator, MissingData, Tree
+from agentjax.rollout.branches import Branched
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Limits
 from agentjax.rollout.sampling import Sampling
@@ -80,11 +87,27 @@ class Training:
     cold_start: supervised steps before reinforcement, with an optimizer of
       their own.
     advantages: an estimator of the seam that `rl.draw` tells.
+    value_targets: another one, for the critic, where the learner has one.
+    shape: what is done to a draw's rewards before; of `rl.shaping`.
+    select: (rewards_N, groups_N, valid_N), before any shaping, -> bool[N]:
+      which trajectories are in the loss at all; None is all.
+    aggregation: how tokens are weighed; of `rl.aggregation`, as is `rejected`:
+      what becomes of tokens that the learner's `reject` and `stale` take.
+    prefix_weight: what a token weighs that several leaves of a tree share;
+      `rl.trees.per_leaf` or `shared_once`.
+    branch: (groups, go_on) -> Branched, of `rollout.branches`: what is tried
+      again from states that the trajectories of a draw have been in.
+    recompute_old: the ratio is against log-probs that the learner computes
+      before the first update of a draw; else against the sampler's.
     steps: of reinforcement, after `cold_start.steps`. groups, group_size: of
       one draw. minibatches: optimizer steps a draw is split into.
     mask_observations: False is the ablation that trains on observations.
     use_reference: measure (and with kl_coef, hold) the KL to the policy after
       the cold start.
+    move_reference: what becomes of that policy after a step; of `references`.
+    reward_kl_coef: weight of the KL to it, k1, in the reward of each token.
+    kl_control: (coefficient, kl, n=trajectories) -> the next coefficient,
+      such as `rl.kl.adapted`, of whichever of the two is not 0.
     in_flight: episodes under way at once; None is one a slot.
     tool_threads: environments that run at once.
     pages: write the last recorded step's trajectories as HTML.
@@ -105,12 +128,23 @@ class Training:
   cold_start_optimizer: optax.GradientTransformation | None = None
   sampling: Sampling = Sampling()
   advantages: Estimator = estimators.grpo
+  value_targets: Estimator = returns.value_targets
+  branch: Callable[..., Branched] | None = None
+  shape: Callable[[Draw], Draw] | None = None
+  select: Callable[..., np.ndarray] | None = None
+  aggregation: Aggregation = token_mean
+  rejected: Callable[..., Weighting] = over_original
+  prefix_weight: Estimator = trees.per_leaf
+  recompute_old: bool = False
   steps: int = 10
   groups: int = 8
   group_size: int = 8
   minibatches: int = 1
   mask_observations: bool = True
   use_reference: bool = False
+  move_reference: Callable[..., Any] | None = None
+  reward_kl_coef: float = 0.0
+  kl_control: Callable[..., float] | None = None
   seed: int = 0
   in_flight: int | None = None
   tool_threads: int = 8
@@ -173,15 +207,11 @@ class Training:
         f'{sampling} truncates, and the learner knows only the whole '
         'distribution: truncate in evaluation.sampling alone'
       )
-    # Two groups of one: whoever takes each group by itself has no baseline.
-    draw = draw_from.arrays(
-      np.ones((2, 2)),
-      rewards_B=[1.0, 0.0],
-      groups_B=[0, 1],
-      tree=Tree(np.array([-1, -1]), np.array([0, 0])),
-    )
+    self._check_reference()
     try:
-      alone = self.advantages(draw)
+      alone = self.advantages(_two_of_one())
+    except MissingData:
+      return  # `check_fit` knows whether there will be a critic.
     except ValueError as error:
       raise ConfigError(f'advantages: {error}') from error
     if self.group_size == 1 and self.steps and not np.any(alone):
@@ -189,6 +219,56 @@ class Training:
         'group_size is 1, and these advantages compare the trajectories of a '
         'group: all would be 0; give at least 2'
       )
+
+  def _check_reference(self) -> None:
+    if not 0 <= self.reward_kl_coef < np.inf:
+      raise ConfigError(
+        f'reward_kl_coef is {self.reward_kl_coef}: give a finite number, 0 or '
+        'more'
+      )
+    for name in ('reward_kl_coef', 'move_reference'):
+      if getattr(self, name) and not self.use_reference:
+        raise ConfigError(
+          f'{name} without a reference has no effect: set use_reference'
+        )
+
+
+def _two_of_one(**more: Any) -> Draw:
+  """Two groups of one: whoever takes each by itself has no baseline."""
+  return draw_from.arrays(
+    np.ones((2, 2)),
+    rewards_B=[1.0, 0.0],
+    groups_B=[0, 1],
+    tree=Tree(np.array([-1, -1]), np.array([0, 0])),
+    **more,
+  )
+
+
+def parts(training: Training) -> tuple[Engine, Learner, Learner]:
+  """The engine, the learner, and who teaches in the cold start.
+
+  Raises:
+    ConfigError: one of them cannot be, or they do not go together.
+  """
+  model = training.policy.config
+  stops = training.chat.stop_automaton(model.padded_vocab)
+  try:
+    engine = training.engine(model, stops)
+    learner = training.learner(model, optimizer=training.optimizer)
+    teacher = training.learner(
+      model,
+      optimizer=training.cold_start_optimizer or training.optimizer,
+      loss=losses.cross_entropy,
+      kl_coef=0.0,
+      entropy_coef=0.0,
+      critic=None,
+      reject=(),
+      stale=None,
+    )
+  except ValueError as error:
+    raise ConfigError(f'engine or learner: {error}') from error
+  check_fit(training, engine, learner)
+  return engine, learner, teacher
 
 
 def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
@@ -212,6 +292,27 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
       f'learner.kl_coef {learner.kl_coef} without a reference has no effect: '
       'set use_reference, or kl_coef to 0'
     )
+  if learner.kl_coef and training.reward_kl_coef:
+    raise ConfigError(
+      f'learner.kl_coef {learner.kl_coef} and reward_kl_coef '
+      f'{training.reward_kl_coef}: the KL has one place, set one of them to 0'
+    )
+  if training.kl_control and not (learner.kl_coef or training.reward_kl_coef):
+    raise ConfigError(
+      'kl_control has no coefficient to control: give learner.kl_coef or '
+      'reward_kl_coef, to begin with'
+    )
+  critic = learner.critic is not None
+  values = {'values': np.zeros((2, 2))} if critic else {}
+  if training.branch is not None:
+    values['turn_values'] = [[0.0], [0.0]]
+  try:
+    training.advantages(_two_of_one(**values))
+  except MissingData as error:
+    raise ConfigError(
+      f'advantages: {error}: give learner.critic for values, branch '
+      'for turn_values; what else is missing no run records'
+    ) from error
 
 
 def _check_ids(name: str, tasks: Sequence[Task]) -> None:

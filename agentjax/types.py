@@ -281,6 +281,10 @@ class Segment:
       kept, so that logprobs_full - logprobs == log_kept_mass.
     versions: int32[n], MODEL only: version of the policy that sampled it.
     stop: MODEL only: why sampling stopped.
+    kv_versions: MODEL only: (first position in the trajectory, version of the
+      weights) of each stretch of the KV state at the segment's end; () where
+      nobody wrote it down. A token was sampled on top of the stretches before
+      it: a version below its own there is a state that older weights made.
     payload: room for what is not a token (an image); nothing uses it yet.
   """
 
@@ -291,6 +295,7 @@ class Segment:
   log_kept_mass: np.ndarray | None = None
   versions: np.ndarray | None = None
   stop: Stop | None = None
+  kv_versions: tuple[tuple[int, int], ...] = ()
   payload: Any = None
 
   def __post_init__(self):
@@ -313,6 +318,13 @@ class Segment:
         f'Segment.stop is {self.stop} on a {self.source.name} segment: every '
         'MODEL segment says why it stopped, others do not stop'
       )
+    stretches = tuple((int(at), int(v)) for at, v in self.kv_versions)
+    if stretches and not is_model:
+      raise ValueError(
+        f'Segment.kv_versions is {stretches} on a {self.source.name} segment: '
+        'the MODEL segment behind it says it'
+      )
+    object.__setattr__(self, 'kv_versions', stretches)
 
   def __len__(self) -> int:
     return self.tokens.shape[0]

@@ -22,7 +22,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """How to get a peer: its worker's module, and what is installed for it."""
+  """How to get a peer: its worker's module, and what is installed for it.
+
+  What requires nothing runs in the environment of the benchmark itself.
+  """
 
   name: str
   worker: str
@@ -87,6 +90,8 @@ def install(spec: Spec, cache: pathlib.Path) -> pathlib.Path:
   Raises:
     PeerError: the installer failed; its output stands above.
   """
+  if not spec.requires:
+    return pathlib.Path(sys.executable)
   home = cache / 'venvs' / spec.name
   python = home / 'bin' / 'python'
   stamp = home / 'installed.txt'

@@ -1,22 +1,26 @@
 """Whether a config's programs fit chips that are not there.
 
     python -m experiments.compile_check --config=F --topology=v5p:2x2x2 \
-      [--mesh=fsdp=8] [--engine-mesh=data=4] [--config.key=value ...]
+      [--mesh=fsdp=8] [--engine-mesh=data=4] [--engine-topology=v5p:2x2x1] \
+      [--config.key=value ...]
 
 Floor 4. Needs libtpu and no TPU. Reads the sections `policy.config`,
 `optimizer`, `learner` and `engine` of a config; any of its keys is changed as
 on the command line of `experiments.main`. The learner stands on all chips of
 the topology, the engine by default on those of the first host. Prints, for
-each program and chip, memory, FLOPs and collectives; the exit code is 1 where
-one does not fit.
+each program and chip, memory, FLOPs and collectives, and for a step of the
+learner what the model itself asks for, which the utilisation is counted by. A
+program of the learner has to fit beside all that the learner holds, moments
+too; the exit code is 1 where one does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import main as command_line
@@ -38,6 +42,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
   )
   parser.add_argument(
     '--engine-mesh', type=_axes, help="default: data over one host's chips"
+  )
+  parser.add_argument(
+    '--engine-topology',
+    help="default: the learner's first host; XLA compiles for one of v5e "
+    'only where it is a topology of its own, v5e:2x2',
   )
   args, rest = parser.parse_known_args(argv)
   try:
@@ -68,6 +77,8 @@ def _axes(text: str) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command line; the number of programs that do not fit, or 2."""
   args, config = parse(sys.argv[1:] if argv is None else argv)
+  # The compiler needs no TPU, and a TPU that is there is left alone.
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   # These bring JAX: seconds, so only when needed.
   from agentjax.model import ahead
   from agentjax.training import ConfigError
@@ -86,28 +97,38 @@ def _check(args, config, chips) -> int:
 
   limit = ahead.HBM.get(chips[0].device_kind)
   too_large = 0
-  for name, lowered in _programs(args, config, chips):
-    began = time.monotonic()
-    found = ahead.needs(lowered)
-    for line in found.lines(name):
-      print(line)
-    verdict = 'the memory of this kind of chip is not known'
-    if limit is not None:
-      fits = found.bytes <= limit
-      too_large += not fits
-      verdict = (
-        f'{found.bytes / 1e9:.2f} of {limit / 1e9:.1f} GB: '
-        f'{"fits" if fits else "DOES NOT FIT"}'
+  for part in (_learner, _engine):
+    said, programs = part(args, config, chips)
+    print(said)
+    found = {}
+    for name, lowered in programs.items():
+      began = time.monotonic()
+      found[name] = ahead.needs(lowered)
+      print('\n'.join(found[name].lines(f'{part.__name__[1:]} {name}')))
+      print(f'  compiled in {time.monotonic() - began:.0f} s', flush=True)
+    # Between its programs a part holds what the largest of them is given: the
+    # learner's `apply` is given weights, moments and sums.
+    held = max(needs.arguments for needs in found.values())
+    for name, needs in found.items():
+      all_in_all = held - needs.arguments + needs.bytes
+      verdict = 'the memory of this kind of chip is not known'
+      if limit is not None:
+        fits = all_in_all <= limit
+        too_large += not fits
+        verdict = f'of {limit / 1e9:.1f} GB: ' + (
+          'fits' if fits else 'DOES NOT FIT'
+        )
+      print(
+        f'{part.__name__[1:]} {name}: {all_in_all / 1e9:.2f} GB with all that '
+        f'it holds, {verdict}'
       )
-    print(f'  {verdict} ({time.monotonic() - began:.0f} s)', flush=True)
   return min(too_large, 1)
 
 
-def _programs(args, config, chips) -> Iterator[tuple[str, Any]]:
-  """(name, lowered program) of the learner and of the engine."""
+def _learner(args, config, chips) -> tuple[str, dict[str, Any]]:
+  """What the learner is, in words, and its programs by name."""
+  from agentjax.model import ahead, flops
   from agentjax.model.mesh import make_mesh
-  from agentjax.model.stores import best_store
-  from agentjax.rollout.programs import Programs
   from experiments import launch
 
   model = launch.build(config['policy']['config'], 'config.policy.config')
@@ -117,9 +138,29 @@ def _programs(args, config, chips) -> Iterator[tuple[str, Any]]:
     optimizer=launch.build(config['optimizer'], 'config.optimizer'),
     mesh=make_mesh(**axes, devices=chips),
   )
-  print(f'learner on {_said(axes)}, {learner.rows} rows of {learner.length}')
-  for name, lowered in learner.lower().items():
-    yield f'learner {name}', lowered
+  rows, length = learner.rows, learner.length
+  work = flops.of_step(model, rows, length, rows * length) / len(chips)
+  said = (
+    f'learner on {_said(axes)}, {rows} rows of {length} tokens; if all carry '
+    f'loss, the model asks a chip for {work:.2e} FLOPs a micro-batch'
+  )
+  if peak := ahead.PEAK.get(chips[0].device_kind):
+    said += f': {work / peak:.2f} s at its {peak / 1e12:.0f} TFLOP/s'
+  return said, learner.lower()
+
+
+def _engine(args, config, chips) -> tuple[str, dict[str, Any]]:
+  """What the engine is, in words, and its programs by name."""
+  from agentjax.model import ahead
+  from agentjax.model.mesh import make_mesh
+  from agentjax.model.stores import best_store
+  from agentjax.rollout.programs import Programs
+  from experiments import launch
+
+  model = launch.build(config['policy']['config'], 'config.policy.config')
+  if args.engine_topology:
+    with ahead.chips(args.engine_topology) as chips:
+      pass
   first = [c for c in chips if c.process_index == chips[0].process_index]
   axes = args.engine_mesh or {'data': len(first)}
   options = dict(launch.build(config['engine'], 'config.engine').keywords)
@@ -129,13 +170,12 @@ def _programs(args, config, chips) -> Iterator[tuple[str, Any]]:
   options['cache_dtype'] = options.get('cache_dtype') or dtype
   options.setdefault('chunk', 16)
   mesh = make_mesh(**axes, devices=first)
-  print(
+  said = (
     f'engine on {_said(axes)}, {options["slots"]} slots of {options["context"]}'
   )
   options.setdefault('store', best_store(model, options['cache_dtype'], mesh))
   programs = Programs(model, _stops(model), mesh=mesh, **options)
-  for name, lowered in programs.lower(buckets).items():
-    yield f'engine {name}', lowered
+  return said, programs.lower(buckets)
 
 
 def _stops(model):

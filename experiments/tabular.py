@@ -43,7 +43,7 @@ class Algorithm:
     leaves: rows of a tree; 1 for none.
     keep: draw -> bool[N]: which rows have a loss, over the original count.
     token_weights: draw -> float[T] a row, or None for 1.
-    penalty: (logprobs, reference, mask) -> token rewards.
+    reward_kl_coef: weight of the KL to the reference, in the reward.
     kl_coef, kl_value, kl_gradient: of a term in the loss.
     entropy_coef: of a bonus.
     lag: how many updates the sampler is behind.
@@ -60,7 +60,7 @@ class Algorithm:
   leaves: int = 1
   keep: Callable | None = None
   token_weights: Callable | None = None
-  penalty: Callable | None = None
+  reward_kl_coef: float = 0.0
   kl_coef: float = 0.0
   kl_value: Callable = kl.k3
   kl_gradient: Callable = kl.ratio_gradient
@@ -235,7 +235,7 @@ def _learned(o: Algorithm) -> Algorithm:
       name: getattr(plain, name)
       for name in (
         'estimator', 'aggregate', 'critic', 'data', 'leaves', 'keep',
-        'token_weights', 'penalty', 'lag', 'phase',
+        'token_weights', 'reward_kl_coef', 'lag', 'phase',
       )
     },
   )  # fmt: skip
@@ -254,8 +254,11 @@ def _batch(
   more, turns_sampled = o.data(chain, sampled, probs_SMV, rng)
   if o.targets is not None:
     more['values'] = np.where(mask, values_S[slots], np.nan)
-  if o.penalty is not None:
-    more['token_rewards'] = o.penalty(own, far, mask)
+  if o.reward_kl_coef:
+    gap = np.asarray(own) - np.asarray(far)
+    more['token_rewards'] = kl.in_reward(
+      np.zeros(gap.shape), gap, mask, o.reward_kl_coef
+    )
   draw = chains.draw(chain, sampled, arrays, **more)
   credit = np.stack(o.estimator(draw))
   if disturb is not None:

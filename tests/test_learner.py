@@ -10,7 +10,7 @@ from fakes import trajectory
 from tiny_model import PLAIN as CONFIG
 from tiny_model import params as tiny_params
 
-from agentjax import update
+from agentjax import forward
 from agentjax.learner import Learner
 from agentjax.optimizers import adamw
 from agentjax.rl import losses, surrogates
@@ -105,7 +105,7 @@ def test_losses_of_trajectories_and_turns_know_which_is_which():
 
 def test_sequences_and_turns_are_numbered_along_a_part():
   batch = packed(2, 24)
-  tokens = jax.jit(update._tokens, static_argnums=(1, 2))(batch, 48, 1)
+  tokens = jax.jit(forward.pick, static_argnums=(1, 2))(batch, 48, 1)
   real = np.asarray(tokens.mask)[0]
   kept = batch.weights > 0
   for name, own in (
@@ -231,8 +231,16 @@ def test_sft_trains_the_one_token_of_a_short_answer():
 def test_bad_shapes_are_refused():
   with pytest.raises(ValueError, match='shares'):
     Learner(CONFIG, optimizer=sgd, rows=1, length=8, shares=(0.5,))
-  with pytest.raises(ValueError, match='length 4096'):
-    Learner(CONFIG, optimizer=sgd, rows=1, length=4096)
+  # A row may be longer than the model's positions, a trajectory may not.
+  long = Learner(CONFIG, optimizer=sgd, rows=1, length=4096)
+  state, batch = (
+    long.init(params()),
+    pack(EXAMPLES, CREDIT, rows=1, length=4096),
+  )
+  last = CONFIG.context
+  batch.positions[0, 4095] = last
+  with pytest.raises(ValueError, match=f'{last + 1} tokens, the model {last}'):
+    long.update(state, batch)
   l = learner()
   with pytest.raises(ValueError, match='multiple of 2'):
     l.update(l.init(params()), packed(1, 24, EXAMPLES[:1], [1.0]))

@@ -1,7 +1,8 @@
-"""Attention of the learner over packed rows: three ways, one meaning.
+"""Attention of the learner over packed rows: four ways, one meaning.
 
 Floor 1, model/. `plain` writes down all scores of a row; `in_blocks` those of
-some queries at a time, and again in the backward pass; `splash` is JAX's
+some queries at a time, and again in the backward pass; `causal` leaves out the
+keys that no query of a block may see, which is best on CPU; `splash` is JAX's
 kernel for TPU, which writes down none. A token sees the earlier tokens of its
 own sequence, in layers with a window the near ones. Knows no parameters.
 
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from agentjax.model import mesh as meshes
@@ -32,6 +34,10 @@ class Rows(NamedTuple):
 
   pack_ids: jax.Array  # int32 [B, T], 0 for padding
   positions: jax.Array  # int32 [B, T], restarting per sequence
+  # Of rows that hold trees, int32 [B, T]: each token's place, and the first
+  # place behind all that may see it.
+  places: jax.Array | None = None
+  ends: jax.Array | None = None
 
 
 # (q [B,T,H,Q], k and v [B,T,K,Q], rows, kind of layer, config) -> [B,T,H,Q]
@@ -79,16 +85,21 @@ def attend(
 
 def _mask(queries: Rows, keys: Rows, kind: str, config) -> jax.Array:
   """bool [B, C, S]: which keys each query may see."""
-  mask = queries.pack_ids[:, :, None] == keys.pack_ids[:, None]
-  # Within a sequence the order of positions is the order of tokens.
   far = queries.positions[:, :, None] - keys.positions[:, None]
-  mask &= far >= 0
+  if keys.ends is None:
+    mask = queries.pack_ids[:, :, None] == keys.pack_ids[:, None]
+    # Within a sequence the order of positions is the order of tokens.
+    mask &= far >= 0
+  else:
+    behind = queries.places[:, :, None]
+    mask = (keys.places[:, None] <= behind) & (behind < keys.ends[:, None])
   return mask & (far < config.window) if kind == 'local' else mask
 
 
 def plain(q, k, v, rows: Rows, kind: str, config: ModelConfig) -> jax.Array:
   """All scores at once: [B, H, T, T] of them."""
-  return attend(q, k, v, _mask(rows, rows, kind, config), config)
+  out = attend(q, k, v, _mask(rows, rows, kind, config), config)
+  return checkpoint_name(out, 'seen')
 
 
 def in_blocks(
@@ -113,8 +124,125 @@ def in_blocks(
     q, queries = args
     return attend(q, k, v, _mask(queries, rows, kind, config), config)
 
-  out = jax.lax.map(look, (split(q), Rows(*map(split, rows))))
-  return jnp.moveaxis(out, 0, 1).reshape(B, n * block, *q.shape[2:])[:, :T]
+  out = jax.lax.map(look, (split(q), jax.tree.map(split, rows)))
+  out = jnp.moveaxis(out, 0, 1).reshape(B, n * block, *q.shape[2:])[:, :T]
+  return checkpoint_name(out, 'seen')
+
+
+def causal(
+  q, k, v, rows: Rows, kind: str, config: ModelConfig, *, block: int = 128
+) -> jax.Array:
+  """Scores of `block` queries at a time, over the keys that they may see.
+
+  Later keys of a row are left out, and in layers with a window those before
+  it: about half of all scores where a row has many blocks. The backward pass
+  takes them again from queries, keys, output and log-sum-exp. The blocks are
+  not a loop: their scores may exist at once, in one layer.
+
+  Source: the backward pass is that of FlashAttention, arXiv:2205.14135,
+  appendix B.2.
+  """
+  B, T, H, Q = q.shape
+  K = k.shape[2]
+  q = scale_queries(q, config).reshape(B, T, K, H // K, Q)
+  # In a tree what is near in its own sequence may stand far away.
+  look = _causal(kind, config, block, rows.ends is not None)
+  out = look(
+    q.transpose(0, 2, 3, 1, 4), *(x.transpose(0, 2, 1, 3) for x in (k, v)), rows
+  )
+  return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, Q)
+
+
+@functools.cache
+def _causal(
+  kind: str, config: ModelConfig, block: int, trees: bool
+) -> Callable:
+  """The operation on q [B,K,G,T,Q], k and v [B,K,T,Q], with its gradient."""
+
+  def spans(T):
+    for start in range(0, T, block):
+      queries = slice(start, min(start + block, T))
+      near = kind == 'local' and not trees
+      first = max(0, start - config.window + 1) if near else 0
+      yield queries, slice(first, queries.stop)
+
+  def scores(q, k, rows, queries, keys):
+    s = _product('bkgcq,bksq->bkgcs', q[..., queries, :], k[:, :, keys])
+    if config.attn_softcap:
+      s = config.attn_softcap * jnp.tanh(s / config.attn_softcap)
+    see, seen = (
+      jax.tree.map(lambda x, part=part: x[:, part], rows)
+      for part in (queries, keys)
+    )
+    mask = _mask(see, seen, kind, config)[:, None, None]
+    return jnp.where(mask, s, NEVER)
+
+  def forward(q, k, v, rows):
+    outs, totals = [], []
+    for queries, keys in spans(q.shape[3]):
+      s = scores(q, k, rows, queries, keys)
+      top = s.max(-1, keepdims=True)
+      p = jnp.exp(s - top)
+      total = p.sum(-1, keepdims=True)
+      out = _product('bkgcs,bksq->bkgcq', p.astype(q.dtype), v[:, :, keys])
+      outs.append((out / total).astype(q.dtype))
+      totals.append((top + jnp.log(total))[..., 0])
+    out, log_total = jnp.concatenate(outs, 3), jnp.concatenate(totals, 3)
+    # By these names a remat policy keeps them, and the scores are taken twice
+    # instead of three times.
+    return checkpoint_name(out, 'seen'), checkpoint_name(log_total, 'seen')
+
+  @jax.custom_vjp
+  def look(q, k, v, rows):
+    return forward(q, k, v, rows)[0]
+
+  def keep(q, k, v, rows):
+    out, log_total = forward(q, k, v, rows)
+    return out, (q, k, v, rows, out, log_total)
+
+  def backward(residuals, d_out):
+    # Behind a barrier: where layers are unrolled XLA would keep the scores of
+    # the forward pass instead.
+    q, k, v, rows, out, log_total = jax.lax.optimization_barrier(residuals)
+    far = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
+    d_q = []
+    # Of keys and values as [B, K, Q, T]: so products transpose the narrow
+    # queries, and never scores.
+    d_k, d_v = (
+      jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), jnp.float32)
+      for x in (k, v)
+    )
+    for queries, keys in spans(q.shape[3]):
+      s = scores(q, k, rows, queries, keys)
+      p = jnp.exp(s - log_total[..., queries, None])
+      d_o = d_out[..., queries, :]
+      d_s = _product('bkgcq,bksq->bkgcs', d_o, v[:, :, keys])
+      d_s = p * (d_s - far[..., queries, None])
+      if config.attn_softcap:
+        d_s *= 1 - jnp.where(s > NEVER, s / config.attn_softcap, 0) ** 2
+      p, d_s = p.astype(q.dtype), d_s.astype(q.dtype)
+      d_q.append(_product('bkgcs,bksq->bkgcq', d_s, k[:, :, keys]))
+      d_k = d_k.at[..., keys].add(
+        _product('bkgcq,bkgcs->bkqs', q[..., queries, :], d_s)
+      )
+      d_v = d_v.at[..., keys].add(_product('bkgcq,bkgcs->bkqs', d_o, p))
+    d_q = jnp.concatenate(d_q, 3).astype(q.dtype)
+    d_k, d_v = (x.swapaxes(2, 3).astype(k.dtype) for x in (d_k, d_v))
+    return d_q, d_k, d_v, None
+
+  look.defvjp(keep, backward)
+  return look
+
+
+def _product(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
+  """In float32, whatever is multiplied."""
+  return jnp.einsum(
+    formula,
+    x,
+    y,
+    precision=precision(x),
+    preferred_element_type=jnp.float32,
+  )
 
 
 def splash(
@@ -125,6 +253,8 @@ def splash(
 
   Source: jax.experimental.pallas.ops.tpu.splash_attention.
   """
+  if rows.ends is not None:
+    raise ValueError('splash attention knows no trees: use plain or in_blocks')
   mesh = jax.sharding.get_abstract_mesh()
   alone = mesh.empty
   H, K = q.shape[2], k.shape[2]
@@ -162,6 +292,7 @@ def _splash(q, k, v, pack_ids_BT, *, kind, config, block, interpret):
       block_q_dq=size, block_kv_dq=size,
     ),
     attn_logits_soft_cap=config.attn_softcap or None,
+    residual_checkpoint_name='seen',  # its result, and log-sum-exp
     interpret=interpret,
   )  # fmt: skip
 
@@ -178,15 +309,19 @@ def _splash(q, k, v, pack_ids_BT, *, kind, config, block, interpret):
 
 
 def best_attention(
-  config: ModelConfig, length: int, mesh: Mesh | None
+  config: ModelConfig, length: int, mesh: Mesh | None, trees: bool = False
 ) -> Attention:
   """The way for rows of `length` tokens on the devices at hand.
 
-  The kernel needs whole vectors of tokens, and a head size that it tiles.
+  The kernel needs whole vectors of tokens, and a head size that it tiles; it
+  knows no `trees`.
   """
   devices = jax.devices() if mesh is None else mesh.devices.flat
   tiles = length % LANES == 0 and config.head_size % 64 == 0
-  if devices[0].platform == 'tpu' and tiles:
+  if devices[0].platform == 'tpu' and tiles and not trees:
     fits = next(b for b in (512, 256, LANES) if length % b == 0)
     return functools.partial(splash, block=fits)
-  return in_blocks if length > LONG else plain
+  if length > LONG:
+    return in_blocks
+  # Elsewhere a program of many small products gains nothing.
+  return causal if devices[0].platform == 'cpu' else plain

@@ -23,7 +23,9 @@ AXES = ('data', 'fsdp', 'tensor', 'context', 'expert')
 # Logical axis of an array -> mesh axes that split it.
 RULES: dict[str, str | tuple[str, ...] | None] = {
   'batch': ('data', 'fsdp'),
+  'rows': 'data',  # where the parts of fsdp hold parts of the width instead
   'length': 'context',
+  'between': ('context', 'tensor'),  # of activations between two layers
   'slots': 'data',
   'vocab': 'tensor',
   'width': 'fsdp',
@@ -32,6 +34,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
   'mlp': 'tensor',
   'layers': None,
   'head_size': None,
+  'rank': None,
   'none': None,
 }
 
@@ -49,7 +52,8 @@ def make_mesh(
     local: take this process's devices: the mesh of an engine of its own.
 
   Raises:
-    ValueError: there are fewer devices than the axes ask for.
+    ValueError: there are fewer devices than the axes ask for, or they do not
+      lie so.
   """
   shape = (data, fsdp, tensor, 1, 1)
   need = math.prod(shape)
@@ -63,9 +67,15 @@ def make_mesh(
       f'jax_num_cpu_devices={need}'
     )
   # On TPU this lays neighbours of an axis next to each other.
-  return jax.make_mesh(
-    shape, AXES, devices=have[:need], axis_types=(AxisType.Auto,) * len(AXES)
-  )
+  types = (AxisType.Auto,) * len(AXES)
+  try:
+    return jax.make_mesh(shape, AXES, devices=have[:need], axis_types=types)
+  except NotImplementedError as error:
+    raise ValueError(
+      f'mesh data={data} fsdp={fsdp} tensor={tensor} does not lie along the '
+      'sides of these chips: let each axis be one side or a product of some, '
+      'as fsdp=16 tensor=4 on 4x4x4'
+    ) from error
 
 
 def check(

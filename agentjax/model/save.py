@@ -18,6 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from agentjax.model import checkpoint_names as names
+from agentjax.model import lora
 from agentjax.model.config import ModelConfig
 from agentjax.model.hf_config import to_hf_config
 
@@ -110,6 +111,11 @@ def _tensors(
 
 
 def _check(params, leaves: list[names.Leaf], config: ModelConfig) -> None:
+  if lora.split(params)[1]:
+    raise ValueError(
+      'parameters with adapters beside them: give lora.merge(frozen, adapters, '
+      'scale=...), for a file of transformers holds plain ones'
+    )
   sizes = names.sizes(config)
   for leaf in leaves:
     have, want = _at(params, leaf.path).shape, leaf.array_shape(sizes)

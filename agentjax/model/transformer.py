@@ -25,14 +25,13 @@ from jax.ad_checkpoint import checkpoint_name
 from agentjax.model.attention import Rows, plain
 from agentjax.model.cache import Cache, Fresh, Store
 from agentjax.model.config import ModelConfig
+from agentjax.model.linear import Factored, factored, head_product, linear
 from agentjax.model.mesh import constrain
-from agentjax.model.precision import NEVER, precision
+from agentjax.model.precision import NEVER
+from agentjax.model.remat import Policy, recomputed
+from agentjax.model.rope import rope_tables, rotate
 
 Params = dict[str, Any]
-
-
-def _einsum(formula: str, x: jax.Array, w: jax.Array) -> jax.Array:
-  return jnp.einsum(formula, x, w.astype(x.dtype), precision=precision(x))
 
 
 def _rms(x: jax.Array, scale: jax.Array, config: ModelConfig) -> jax.Array:
@@ -41,39 +40,6 @@ def _rms(x: jax.Array, scale: jax.Array, config: ModelConfig) -> jax.Array:
   y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + config.norm_eps)
   scale = scale.astype(jnp.float32)
   return (y * (1.0 + scale if config.norm_offset else scale)).astype(x.dtype)
-
-
-def rope_tables(
-  positions: jax.Array, config: ModelConfig, kind: str
-) -> tuple[jax.Array, jax.Array]:
-  """Float32 cos and sin [..., Q/2] of integer positions [...].
-
-  Source: RoFormer (arXiv:2104.09864), half-rotation form; Llama 3.1 scaling.
-  """
-  local = kind == 'local'
-  theta = config.rope_theta_local if local else config.rope_theta
-  half = config.head_size // 2
-  freq = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  scaling = None if local else config.rope_scaling
-  if scaling is not None and scaling.kind == 'linear':
-    freq = freq / scaling.factor
-  elif scaling is not None and scaling.kind == 'llama3':
-    turns = scaling.original_context * freq / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-    freq = freq * (smooth + (1.0 - smooth) / scaling.factor)
-  elif scaling is not None:
-    raise ValueError(f'rope scaling {scaling.kind!r}: choose linear or llama3')
-  angle = positions.astype(jnp.float32)[..., None] * freq
-  return jnp.cos(angle), jnp.sin(angle)
-
-
-def _rotate(x_BTHQ: jax.Array, cos_BTQ, sin_BTQ) -> jax.Array:
-  a, b = jnp.split(x_BTHQ.astype(jnp.float32), 2, axis=-1)
-  cos, sin = cos_BTQ[:, :, None], sin_BTQ[:, :, None]
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(
-    x_BTHQ.dtype
-  )
 
 
 # ---- the block ------------------------------------------------------------
@@ -114,9 +80,9 @@ class Attention(nnx.Module):
 
   def project(self, x_BTD, cos, sin, config: ModelConfig):
     """Queries [B, T, H, Q], keys and values [B, T, K, Q]."""
-    q = _einsum('btd,dhq->bthq', x_BTD, self.q[...])
-    k = _einsum('btd,dkq->btkq', x_BTD, self.k[...])
-    v = _einsum('btd,dkq->btkq', x_BTD, self.v[...])
+    q = linear('btd,dhq->bthq', x_BTD, self, 'q')
+    k = linear('btd,dkq->btkq', x_BTD, self, 'k')
+    v = linear('btd,dkq->btkq', x_BTD, self, 'v')
     if config.qkv_bias:
       q = q + self.q_bias[...].astype(q.dtype)
       k = k + self.k_bias[...].astype(k.dtype)
@@ -124,7 +90,7 @@ class Attention(nnx.Module):
     if config.qk_norm:
       q = _rms(q, self.q_norm[...], config)
       k = _rms(k, self.k_norm[...], config)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 class Mlp(nnx.Module):
@@ -138,13 +104,14 @@ class Mlp(nnx.Module):
     self.down = nnx.Param(init(rngs.params(), (F, D), F * 2 * config.n_layers))
 
   def __call__(self, x_BTD, config: ModelConfig):
-    gate = _einsum('btd,df->btf', x_BTD, self.gate[...])
-    up = _einsum('btd,df->btf', x_BTD, self.up[...])
+    gate = linear('btd,df->btf', x_BTD, self, 'gate')
+    up = linear('btd,df->btf', x_BTD, self, 'up')
+    gate, up = (checkpoint_name(a, 'mlp_in') for a in (gate, up))
     if config.activation == 'silu':
       gate = jax.nn.silu(gate)
     else:
       gate = jax.nn.gelu(gate, approximate=True)
-    return _einsum('btf,fd->btd', gate * up, self.down[...])
+    return linear('btf,fd->btd', gate * up, self, 'down')
 
 
 class Block(nnx.Module):
@@ -169,7 +136,7 @@ class Block(nnx.Module):
     q, k, v = self.attn.project(h, cos, sin, config)
     q, k, v = (checkpoint_name(a, 'qkv') for a in (q, k, v))
     seen, back = see(q, k, v)
-    h = _einsum('bthq,hqd->btd', seen, self.attn.o[...])
+    h = linear('bthq,hqd->btd', seen, self.attn, 'o')
     h = checkpoint_name(h, 'attn_out')
     if config.post_norms:
       h = _rms(h, self.attn_post_norm.scale[...], config)
@@ -182,14 +149,27 @@ class Block(nnx.Module):
 
 
 @functools.cache
-def _graph(config: ModelConfig):
-  """The structure of a block, split from its parameters."""
-  block = nnx.eval_shape(lambda: Block(config, nnx.Rngs(0)))
-  return nnx.graphdef(block)
+def _graph(config: ModelConfig, with_factors: tuple[tuple[str, str], ...]):
+  """The structure of a block, split from its parameters.
+
+  Args:
+    with_factors: (part, name) of the maps that have factors beside them.
+  """
+
+  def make():
+    block = Block(config, nnx.Rngs(0))
+    for part, name in with_factors:
+      for factor in 'ab':
+        empty = nnx.Param(jnp.zeros(0))
+        setattr(getattr(block, part), f'{name}_{factor}', empty)
+    return block
+
+  return nnx.graphdef(nnx.eval_shape(make))
 
 
 def _apply(params, x, cos, sin, see, config: ModelConfig):
-  return nnx.merge(_graph(config), params)(x, cos, sin, see, config)
+  graph = _graph(config, factored(params))
+  return nnx.merge(graph, params)(x, cos, sin, see, config)
 
 
 # ---- whole model ----------------------------------------------------------
@@ -233,10 +213,10 @@ def n_params(config: ModelConfig) -> int:
 
 
 def _embed(table, tokens_BT, config: ModelConfig, dtype):
-  # Whole in width first: of rows that are split in two ways at once XLA would
-  # make a copy of all activations on every chip.
-  table = constrain(table, 'vocab', 'none')
-  x = table[constrain(tokens_BT, 'batch', 'length')].astype(dtype)
+  # Of all rows the chip's part of the width, then of its own rows the whole
+  # width: activations cross chips, and neither the table nor its gradient.
+  tokens_BT = constrain(tokens_BT, 'rows', 'length')
+  x = constrain(table[tokens_BT], 'rows', 'length', 'width').astype(dtype)
   if config.embed_scale:
     x = x * jnp.asarray(math.sqrt(config.width), dtype)
   return constrain(x, 'batch', 'length', 'none')
@@ -250,9 +230,10 @@ def forward(
   config: ModelConfig,
   *,
   dtype=jnp.float32,
-  remat: bool = True,
+  remat: bool | Policy | None = True,
   unroll: bool = False,
   attention: Callable = plain,
+  ends_BT: jax.Array | None = None,
 ) -> jax.Array:
   """Hidden states [B, T, D] after the final norm; the learner's path.
 
@@ -260,11 +241,18 @@ def forward(
     tokens_BT: int32 ids. positions_BT: int32, restarting per packed sequence.
     pack_ids_BT: int32, 0 for padding; a token sees earlier tokens of its row
       with the same id.
-    dtype: of compute. remat: recompute a block in the backward pass.
+    dtype: of compute. remat: what the backward pass computes again; see
+      `model.remat`.
     unroll: no scan over layers: faster on CPU, slower to compile.
     attention: an `attention.Attention`, such as `attention.plain`.
+    ends_BT: int32, of rows that hold trees: a token sees the tokens at or
+      before it whose end lies behind it. None: no tree.
   """
   rows = Rows(pack_ids_BT, positions_BT)
+  if ends_BT is not None:
+    places = jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
+    places = jnp.broadcast_to(places, tokens_BT.shape)
+    rows = rows._replace(places=places, ends=ends_BT)
   # Behind a barrier: XLA would take every cosine again in every layer.
   tables = {
     kind: jax.lax.optimization_barrier(rope_tables(positions_BT, config, kind))
@@ -275,8 +263,12 @@ def forward(
     def see(q, k, v):
       return attention(q, k, v, rows, kind, config), None
 
+    # What is kept of a layer is split over tensor too, and whole inside of it.
+    x = checkpoint_name(constrain(x, 'batch', 'between', 'none'), 'block_in')
+    x = constrain(x, 'batch', 'length', 'none')
     x, _ = _apply(params, x, *tables[kind], see, config)
-    return constrain(x, 'batch', 'length', 'none')
+    x = constrain(x, 'batch', 'length', 'none')
+    return constrain(x, 'batch', 'between', 'none')
 
   x = _embed(params['embed']['table'], tokens_BT, config, dtype)
   for (pattern, count), stack in zip(
@@ -288,16 +280,27 @@ def forward(
         x = layer(kind, x, period[str(i)])
       return x, None
 
-    step = jax.checkpoint(step) if remat else step
+    step = recomputed(step, remat, unroll)
     x, _ = jax.lax.scan(step, x, stack, unroll=count if unroll else 1)
   return _rms(x, params['final_norm']['scale'], config)
 
 
-def head_kernel(params: Params) -> jax.Array:
-  """The head as [D, V]."""
-  if 'head' in params:
-    return params['head']['kernel']
-  return params['embed']['table'].T
+def head_kernel(params: Params) -> jax.Array | Factored:
+  """The head as [D, V], or with the factors that stand beside it."""
+  if 'head' not in params:
+    return constrain(params['embed']['table'], 'vocab', 'width').T
+  head = params['head']
+  kernel = constrain(head['kernel'], 'width', 'vocab')
+  if 'kernel_a' in head:
+    return Factored(kernel, head['kernel_a'], head['kernel_b'])
+  return kernel
+
+
+def whole_head(kernel: jax.Array | Factored) -> jax.Array | Factored:
+  """`head_kernel`, gathered over the chips that split its width."""
+  if isinstance(kernel, Factored):
+    return kernel._replace(kernel_DV=whole_head(kernel.kernel_DV))
+  return constrain(kernel, 'none', 'vocab')
 
 
 @functools.cache
@@ -316,16 +319,13 @@ def finisher(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
   return finish
 
 
-def unembed(kernel_DV, hidden: jax.Array, config: ModelConfig) -> jax.Array:
-  """Float32 logits [..., V] of hidden states [..., D]; `NEVER` on padding."""
-  logits = jnp.einsum(
-    '...d,dv->...v',
-    hidden,
-    kernel_DV.astype(hidden.dtype),
-    precision=precision(hidden),
-    preferred_element_type=jnp.float32,
-  )
-  return finisher(config)(logits)
+def unembed(kernel, hidden: jax.Array, config: ModelConfig) -> jax.Array:
+  """Float32 logits [..., V] of hidden states [..., D]; `NEVER` on padding.
+
+  Args:
+    kernel: of `head_kernel`.
+  """
+  return finisher(config)(head_product(kernel, hidden))
 
 
 def logits(params: Params, hidden, config: ModelConfig) -> jax.Array:
@@ -336,18 +336,21 @@ def logits(params: Params, hidden, config: ModelConfig) -> jax.Array:
 # ---- the engine's path ----------------------------------------------------
 
 
-def decode_layout(params: Params, config: ModelConfig, dtype) -> Params:
-  """Parameters as the engine reads them: layers one by one, head as [D, V]."""
+def unstack(stacks: list, config: ModelConfig) -> list[Params]:
+  """The layers one by one, in order."""
   layers = []
-  for (pattern, count), stack in zip(
-    config.layers, params['stacks'], strict=True
-  ):
+  for (pattern, count), stack in zip(config.layers, stacks, strict=True):
     for n in range(count):
       for i in range(len(pattern)):
         layers.append(jax.tree.map(lambda a, n=n: a[n], stack[str(i)]))
+  return layers
+
+
+def decode_layout(params: Params, config: ModelConfig, dtype) -> Params:
+  """Parameters as the engine reads them: layers one by one, head as [D, V]."""
   out = {
     'embed': params['embed']['table'],
-    'layers': layers,
+    'layers': unstack(params['stacks'], config),
     'final_norm': params['final_norm']['scale'],
     'head': head_kernel(params),
   }

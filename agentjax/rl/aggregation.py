@@ -160,6 +160,43 @@ def over_effective(
                    **options)  # fmt: skip
 
 
+# ---- trajectories -----------------------------------------------------------
+
+
+def over_trajectories(
+  aggregate: Aggregation, masks, *, groups, turns, token_weights=None,
+  kept=None, rejected: Callable[..., Weighting] = over_original,
+) -> tuple[list[np.ndarray], float]:  # fmt: skip
+  """Weights float64[T] of each of N trajectories, and the count.
+
+  Args:
+    masks: bool[T] each. groups: int[N]. turns: int[T] each.
+    token_weights: float[T] each, or None.
+    kept: bool[T] each, what rejections leave, and `rejected` what becomes of
+      the rest: `over_original` or `over_effective`.
+  """
+  lengths = [len(m) for m in masks]
+  ends = np.cumsum([0, *lengths])
+
+  def flat(arrays):
+    return np.concatenate([np.zeros(0), *arrays])
+
+  ids = (
+    np.repeat(np.arange(len(lengths)), lengths),
+    np.repeat(np.asarray(groups), lengths),
+    flat(turns),
+  )
+  mask = flat(masks) > 0
+  options = {}
+  if token_weights is not None:
+    options['token_weights'] = flat(token_weights)
+  if kept is None:
+    weights, count = aggregate(mask, *ids, **options)
+  else:
+    weights, count = rejected(aggregate, mask, flat(kept) > 0, *ids, **options)
+  return [weights[a:b] for a, b in zip(ends, ends[1:], strict=False)], count
+
+
 # ---- parts ------------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def groups(
     bootstrap=bootstrap,
     **{
       'turn_rewards': [rewards for _, rewards, _, _ in turns],
-      'tree': _tree(trajectories),
+      'tree': tree(trajectories),
       'parts': _parts(trajectories),
     }
     | others,
@@ -106,7 +106,7 @@ def _parts(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
   }
 
 
-def _tree(trajectories: Sequence[Trajectory]) -> Tree:
+def tree(trajectories: Sequence[Trajectory]) -> Tree:
   """Who was forked from whom, as far as the parents are in this draw."""
   row = {t.id: i for i, t in enumerate(trajectories)}
   parents = [row.get(t.parent_id, -1) for t in trajectories]
@@ -121,14 +121,14 @@ def _shared(a: Trajectory, b: Trajectory) -> int:
   """Tokens of the leading segments that one has from the other.
 
   A fork is between segments: two that begin alike and go apart were sampled
-  twice.
+  twice. So were equal ones behind the past that `a` says it began with.
   """
-  n = 0
+  n, past = 0, a.info.get('past_tokens')
   for x, y in zip(a.segments, b.segments, strict=False):
     if x is not y and not _same(x, y):
       break
     n += len(x)
-  return n
+  return min(n, past) if past else n
 
 
 def _same(x: Segment, y: Segment) -> bool:

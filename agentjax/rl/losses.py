@@ -67,6 +67,7 @@ class PolicyLoss(NamedTuple):
   low_N: jax.Array  # by the lower bound
   high_N: jax.Array  # by the upper bound
   dual_N: jax.Array  # by the bound on the ratio itself
+  weights_N: jax.Array  # float32, of the off-policy correction; 1 without one
 
 
 Ratio = Callable[[jax.Array, Tokens], jax.Array]
@@ -81,13 +82,17 @@ def policy_loss(
   dual_N: jax.Array | None = None,
 ) -> PolicyLoss:
   """What every loss returns: masked, and times the correction's weights."""
+  weights = tokens.mask.astype(jnp.float32)
   if tokens.weights is not None:
-    loss_N *= stop_gradient(hide(tokens.weights, tokens.mask))
+    weights = stop_gradient(hide(tokens.weights, tokens.mask))
+    loss_N *= weights
   none = jnp.zeros(loss_N.shape, bool)
   low, high, dual = (
     none if x is None else hide(x, tokens.mask) for x in (low_N, high_N, dual_N)
   )
-  return PolicyLoss(hide(loss_N, tokens.mask), low | high, low, high, dual)
+  return PolicyLoss(
+    hide(loss_N, tokens.mask), low | high, low, high, dual, weights
+  )
 
 
 # ---- how far the policy has moved -------------------------------------------

@@ -1,14 +1,15 @@
 """What is done to rewards before an estimator sees them, and to whole groups.
 
 Floor 1, rl/. Host-side numpy in float64. Rewards are shaped here and nowhere
-else: a length penalty, a KL penalty, clipping; and groups that teach nothing
-are found by the raw metric, before any shaping.
+else: a length penalty, clipping (of a KL penalty see `kl.in_reward`); and
+groups that teach nothing are found by the raw metric, before any shaping.
 
-Letters: N trajectories, B rows, T tokens.
+Letters: N trajectories.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -48,6 +49,23 @@ def overlong_penalty(
   return np.maximum(np.minimum(-share * factor, 0.0), lowest)
 
 
+def overlong(
+  draw: Draw,
+  *,
+  limit: int,
+  buffer: int,
+  factor: float = 1.0,
+  lowest: float = -np.inf,
+  lengths: Callable[[Draw], np.ndarray] = policy_tokens,
+) -> Draw:
+  """The draw with `overlong_penalty` in its rewards; `lengths` of [N]."""
+  penalty = overlong_penalty(
+    lengths(draw), limit=limit, buffer=buffer, factor=factor, lowest=lowest
+  )
+  rewards = np.where(draw.valid_N, draw.rewards_N + penalty, 0.0)
+  return dataclasses.replace(draw, rewards_N=rewards)
+
+
 # ---- scale ------------------------------------------------------------------
 
 
@@ -58,43 +76,6 @@ def rescaled(
   """(reward + bias) * factor, clipped."""
   rewards = (np.asarray(rewards_N, np.float64) + bias) * factor
   return np.clip(rewards, low, high)
-
-
-# ---- KL in the reward -------------------------------------------------------
-
-
-def k1(logprobs, ref_logprobs, mask) -> np.ndarray:
-  """log pi - log ref at sampled tokens, 0 elsewhere.
-
-  In a reward its gradient is the reverse KL's, exactly (algorithms that put
-  the KL there never differentiate through it).
-  """
-  return np.where(mask, logprobs, 0.0) - np.where(mask, ref_logprobs, 0.0)
-
-
-def kl_penalty(
-  logprobs_BT,
-  ref_logprobs_BT,
-  mask_BT,
-  *,
-  coef: float,
-  value: Callable = k1,
-  most: float | None = None,
-) -> np.ndarray:
-  """-coef * KL of each sampled token; 0 elsewhere, whatever stands there.
-
-  Token rewards of a draw. Masked here, before any return is summed: an
-  observation's KL would be put on the policy's last token.
-
-  Args:
-    value: (logprobs, ref_logprobs, mask) -> KL of each token.
-    most: clips the KL to +-most (B2 row 18: AReaL and OpenRLHF take 10).
-  """
-  mask = np.asarray(mask_BT, bool)
-  kl = np.asarray(value(logprobs_BT, ref_logprobs_BT, mask), np.float64)
-  if most is not None:
-    kl = np.clip(kl, -most, most)
-  return np.where(mask, -coef * kl, 0.0)
 
 
 # ---- groups that teach nothing ----------------------------------------------

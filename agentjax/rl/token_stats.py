@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+ROWS = 16  # of a tile, on a TPU in bfloat16
 
 
 class TokenStats(NamedTuple):
@@ -33,10 +35,14 @@ class TokenStats(NamedTuple):
 
 
 class Head(NamedTuple):
-  """Hidden states before each token, and the kernel that unembeds them."""
+  """Hidden states before each token, and the kernel that unembeds them.
+
+  A triple (kernel [D, V], a [D, R], b [R, V]) stands for kernel + a b, which
+  is never formed.
+  """
 
   hidden_ND: jax.Array
-  kernel_DV: jax.Array
+  kernel_DV: jax.Array | tuple[jax.Array, jax.Array, jax.Array]
 
 
 class _Tokens(NamedTuple):
@@ -59,6 +65,7 @@ def token_stats(
   reference: Head | None = None,
   kept_NM: jax.Array | None = None,
   chunk: int = 1024,
+  whole: Callable[[Any], Any] = as_it_is,
 ) -> TokenStats:
   """Log-prob, entropy and more, with exact gradients to `head`.
 
@@ -66,7 +73,8 @@ def token_stats(
   its hidden state is NaN. Products are float32 after the matmul.
 
   Args:
-    head: [N, D] states and the [D, V] kernel.
+    head: [N, D] states and the [D, V] kernel. What is not differentiated
+      costs no product in the backward pass: XLA drops the sum for it.
     ids_N: int32 labels. temperature_N: > 0.
     finish: elementwise, from products to float32 logits: soft-cap, and what
       hides padding ids by a huge negative number.
@@ -75,14 +83,17 @@ def token_stats(
     kept_NM: ids that the sampler kept (top-k, top-p, min-p), -1 where there
       are fewer; a token's own id always counts. `logprobs_N` are then those of
       the distribution that was sampled from.
-    chunk: rows whose logits exist at once.
+    chunk: rows whose logits exist at once, at most.
+    whole: what is done to a kernel once for all chunks: on a mesh, gathering
+      it. Its values stay what they are.
 
   Source: gradients of log-softmax and entropy by hand: with p = softmax(z),
   d logp_y = 1_y - p, d H = -p (z - sum p z), d KL = p (log p/q - KL).
   """
   N = ids_N.shape[0]
-  chunk = min(chunk, N)
   n = -(-N // chunk)
+  # As even as vectors allow: what the last chunk is padded with costs as much.
+  chunk = min(chunk, N, -(-N // (n * ROWS)) * ROWS)
 
   def split(x, fill=0):
     pad = ((0, n * chunk - N),) + ((0, 0),) * (x.ndim - 1)
@@ -96,15 +107,30 @@ def token_stats(
   )
   if reference is not None:
     reference = reference._replace(hidden_ND=split(reference.hidden_ND))
-  out = _stats(finish)(split(head.hidden_ND), head.kernel_DV, tokens, reference)
+  out = _stats(finish, whole)(
+    split(head.hidden_ND), head.kernel_DV, tokens, reference
+  )
   return TokenStats(*(x.reshape(-1)[:N] for x in out))
 
 
 @functools.cache
-def _stats(finish: Callable) -> Callable:
+def _stats(finish: Callable, whole: Callable) -> Callable:
   """The operation over chunks [n, C, ...], with a gradient of its own."""
 
+  def ready(hidden, kernel, reference):
+    """Kernels as the products of all chunks take them."""
+
+    def once(kernel, dtype):
+      return whole(jax.tree.map(lambda k: k.astype(dtype), kernel))
+
+    if reference is not None:
+      far = once(reference.kernel_DV, reference.hidden_ND.dtype)
+      reference = reference._replace(kernel_DV=far)
+    return once(kernel, hidden.dtype), reference
+
   def forward(hidden, kernel, tokens, reference):
+    kernel, reference = ready(hidden, kernel, reference)
+
     def chunk(args):
       hidden_CD, tokens, ref_CD = args
       z = _tempered(hidden_CD, kernel, tokens, finish)
@@ -127,7 +153,8 @@ def _stats(finish: Callable) -> Callable:
     return out, (hidden, kernel, tokens, reference, out)
 
   def backward(residuals, cotangents: TokenStats):
-    hidden, kernel, tokens, reference, out = residuals
+    hidden, given, tokens, reference, out = residuals
+    kernel, reference = ready(hidden, given, reference)
 
     def chunk(d_kernel, args):
       hidden_CD, tokens, ref_CD, out, cotangent = args
@@ -145,16 +172,17 @@ def _stats(finish: Callable) -> Callable:
       d_z = jnp.where(live_C[:, None], d_z, 0)
       (d_raw,) = pull(d_z / tokens.temperature[:, None])
       d_raw = d_raw.astype(hidden_CD.dtype)
-      d_hidden = _dot('cv,dv->cd', d_raw, kernel.astype(hidden_CD.dtype))
-      d_kernel += _dot('cd,cv->dv', hidden_CD, d_raw)
+      d_hidden, more = _product_back(hidden_CD, kernel, d_raw)
+      d_kernel = jax.tree.map(jnp.add, d_kernel, more)
       return d_kernel, d_hidden.astype(hidden_CD.dtype)
 
     ref = None if reference is None else reference.hidden_ND
-    zero = jnp.zeros(kernel.shape, jnp.float32)
+    zero = jax.tree.map(lambda k: jnp.zeros(k.shape, jnp.float32), kernel)
     d_kernel, d_hidden = jax.lax.scan(
       chunk, zero, (hidden, tokens, ref, out, cotangents)
     )
-    return d_hidden, d_kernel.astype(kernel.dtype), None, None
+    d_kernel = jax.tree.map(lambda d, k: d.astype(k.dtype), d_kernel, given)
+    return d_hidden, d_kernel, None, None
 
   stats.defvjp(keep, backward)
   return stats
@@ -172,8 +200,28 @@ def _dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
   )
 
 
-def _product(hidden_CD, kernel_DV) -> jax.Array:
-  return _dot('cd,dv->cv', hidden_CD, kernel_DV.astype(hidden_CD.dtype))
+def _product(hidden_CD, kernel) -> jax.Array:
+  dtype = hidden_CD.dtype
+  if not isinstance(kernel, tuple):
+    return _dot('cd,dv->cv', hidden_CD, kernel.astype(dtype))
+  kernel_DV, a_DR, b_RV = kernel
+  low_CR = _product(hidden_CD, a_DR).astype(dtype)
+  return _product(hidden_CD, kernel_DV) + _product(low_CR, b_RV)
+
+
+def _product_back(hidden_CD, kernel, d_CV) -> tuple[jax.Array, Any]:
+  """float32 cotangents of `_product`'s hidden states and kernel."""
+  dtype = hidden_CD.dtype
+  if not isinstance(kernel, tuple):
+    d_hidden = _dot('cv,dv->cd', d_CV, kernel.astype(dtype))
+    return d_hidden, _dot('cd,cv->dv', hidden_CD, d_CV)
+  kernel_DV, a_DR, b_RV = kernel
+  low_CR = _product(hidden_CD, a_DR).astype(dtype)
+  d_low, d_b = _product_back(low_CR, b_RV, d_CV)
+  d_more, d_a = _product_back(hidden_CD, a_DR, d_low.astype(dtype))
+  d_hidden, d_kernel = _product_back(hidden_CD, kernel_DV, d_CV)
+  back = jax.tree.unflatten(jax.tree.structure(kernel), [d_kernel, d_a, d_b])
+  return d_hidden + d_more, back
 
 
 def _tempered(hidden_CD, kernel_DV, tokens: _Tokens, finish) -> jax.Array:
@@ -200,18 +248,18 @@ def _measure(z_CV, tokens: _Tokens, log_ref_CV) -> TokenStats:
   # Below the largest, so that nothing is lost where one id has all the mass.
   top = z_CV.max(-1)
   below = z_CV - top[:, None]
-  total = jnp.log(jnp.exp(below).sum(-1))
+  mass = jnp.exp(below)
+  whole = mass.sum(-1)
+  total = jnp.log(whole)
   own = jnp.take_along_axis(below, tokens.ids[:, None], 1)[:, 0]
-  logp = below - total[:, None]
-  mass = jnp.exp(logp)
 
   def mean(x_CV):
     # Where a logit is a huge negative number its mass is 0, and so its share.
-    return jnp.sum(jnp.where(mass > 0, mass * x_CV, 0.0), -1)
+    return jnp.sum(jnp.where(mass > 0, mass * x_CV, 0.0), -1) / whole
 
   kl = log_kept = jnp.zeros_like(total)
   if log_ref_CV is not None:
-    kl = mean(logp - log_ref_CV)
+    kl = mean(below - total[:, None] - log_ref_CV)
   if tokens.kept is not None:
     log_kept = _kept_total(below, tokens)[0] - total
   return TokenStats(

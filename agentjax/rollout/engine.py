@@ -22,11 +22,9 @@ Letters: S slots, C chunk, V vocabulary, D width.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -34,21 +32,19 @@ from agentjax.model import transformer
 from agentjax.model.cache import Store
 from agentjax.model.config import ModelConfig
 from agentjax.model.stores import best_store
-from agentjax.rollout import decode
+from agentjax.rollout import decode, forks, parking
+from agentjax.rollout.forks import Mark
+from agentjax.rollout.parking import Parked
 from agentjax.rollout.programs import Programs
+from agentjax.rollout.rows import Rows
 from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.rollout.slots import (
   Handle,
-  Mark,
-  Parked,
-  Slot,
   StaleKV,
   Stats,
   Turn,
-  before,
   make_plan,
 )
-from agentjax.rollout.state import State
 from agentjax.text.stop import StopAutomaton
 from agentjax.types import Segment, Stop
 
@@ -98,26 +94,18 @@ class Engine:
     self.config, self.context, self.chunk = config, context, chunk
     self.buckets = tuple(buckets)
     self.stale_kv = StaleKV(stale_kv)
-    self.stats = Stats()
-    self.version = -1
-    self._shapes = transformer.init_shapes(config)
     self._stops = stops
-    self._slots = [Slot() for _ in range(slots)]
     cache_dtype = cache_dtype or dtype
     programs = Programs(
-      config,
-      stops,
-      slots=slots,
-      context=context,
-      chunk=chunk,
-      dtype=dtype,
-      cache_dtype=cache_dtype,
-      mesh=mesh,
+      config, stops, slots=slots, context=context, chunk=chunk, dtype=dtype,
+      cache_dtype=cache_dtype, mesh=mesh,
       store=store or best_store(config, cache_dtype, mesh),
-    )
-    self._state = State(programs, buckets)
-    self._prefilling = False
-    self._spoiled: set[int] = set()  # rows with something that is no number
+    )  # fmt: skip
+    self._rows = Rows(
+      config, programs, slots=slots, context=context, buckets=buckets,
+      stale_kv=self.stale_kv,
+    )  # fmt: skip
+    self._slots, self._state = self._rows.slots, self._rows.state
 
   # ---- programs -----------------------------------------------------------
 
@@ -128,50 +116,57 @@ class Engine:
     come in the type and placement of those that were loaded. Needs `load`.
     """
     start = time.monotonic()
-    self._need_weights()
+    self._rows.weights.needed()
     programs = self._state.compile(make_plan(self._slots, 0, 1))
     trajectory_key(0, 0, '', 0, 0)
     return programs + 1, time.monotonic() - start
 
   # ---- weights ------------------------------------------------------------
 
+  @property
+  def version(self) -> int:
+    """Of the weights that were loaded last; -1 before."""
+    return self._rows.version
+
   def load(self, params: transformer.Params, version: int) -> None:
     """Takes the weights of `version`; slots keep their KV state (`stale_kv`).
 
     The arrays are laid out for decoding once, here. Turns under way go on
-    with the new weights at the next `step`.
+    with the new weights at the next `step`. The weights that are loaded may be
+    loaded again under their version.
+
+    Args:
+      params: parameters; or with the factors of `lora.attach` among them; or
+        the factors alone, `lora.attach(None, ...)`, for the parameters that
+        were loaded before. Programs are compiled for the maps that have some:
+        to compile nothing later, load with factors before `compile`.
 
     Raises:
-      ValueError: turns are under way, and stale_kv is to refuse; or they are
-        parameters of another model.
+      ValueError: the version is that of other weights; turns are under way,
+        and stale_kv is to refuse; or they are parameters of another model.
     """
-    if self.n_decoding and self.stale_kv is StaleKV.REFUSE:
+    refuses = self.stale_kv is StaleKV.REFUSE and version != self.version
+    if self.n_decoding and refuses:
       raise ValueError(
         f'{self.n_decoding} turns of version {self.version} are under way: let '
         'them end, or set stale_kv to keep or recompute'
       )
-    if not 0 <= version < 2**31:
-      raise ValueError(f'version {version}: give 0 to 2^31 - 1')
-    want = jax.tree.map(lambda x: x.shape, self._shapes)
-    if (has := jax.tree.map(np.shape, params)) != want:
-      raise ValueError(
-        f'these are not parameters of this model: it has {want}, they have '
-        f'{has}'
-      )
-    self._state.load(params)
-    self.version = int(version)
-
-  def _need_weights(self):
-    if self._state.layout is None:
-      raise RuntimeError(
-        'the engine has no weights: call load(params, version)'
-      )
+    self._rows.weights.load(params, version)
 
   # ---- slots --------------------------------------------------------------
 
   @property
   def n_slots(self) -> int:
     return len(self._slots)
+
+  @property
+  def stats(self) -> Stats:
+    """Counts since the engine was made, or since others were put here."""
+    return self._rows.stats
+
+  @stats.setter
+  def stats(self, stats: Stats) -> None:
+    self._rows.stats = stats
 
   @property
   def cache_bytes(self) -> int:
@@ -188,20 +183,15 @@ class Engine:
 
     What the slot held before stays until then, so that marks in it live on.
     """
-    for i, slot in enumerate(self._slots):
-      if slot.free:
-        slot.free, slot.leftover = False, True
-        return i
-    return None
+    return self._rows.acquire()
 
   def release(self, slot: int) -> None:
     """Gives a slot back; marks in it stay valid until it is used again."""
-    self._at(slot).free = True
-    self._at(slot).turn = None
+    self._rows.release(slot)
 
   def length(self, slot: int) -> int:
     """Tokens in the slot's KV state."""
-    return self._at(slot).length
+    return self._rows.at(slot).length
 
   def reset(self, slot: int) -> None:
     """Empties a slot: marks in it end.
@@ -209,13 +199,11 @@ class Engine:
     Raises:
       ValueError: a turn is under way in it; so do `fork` and `extend`.
     """
-    old = self._idle(slot)
-    self._clean(slot)
-    self._slots[slot] = Slot(False, False, old.generation + 1)
+    self._rows.reset(slot)
 
   def handle(self, slot: int) -> Handle:
     """Names the slot's KV state: weights, tokens, length, position."""
-    return self._at(slot).handle
+    return self._rows.at(slot).handle
 
   def check(self, slot: int, tokens: np.ndarray) -> None:
     """Refuses a slot whose KV state is not of these tokens.
@@ -223,173 +211,7 @@ class Engine:
     Raises:
       ValueError: it is of others; reset and extend with the tokens instead.
     """
-    self._at(slot).check(slot, tokens)
-
-  def mark(self, slot: int, at: int | None = None) -> Mark:
-    """Names a point of the slot's row, so that others can fork from it.
-
-    Args:
-      at: tokens before it; None is the present end.
-
-    Raises:
-      ValueError: there is nothing before it, or it is not in the row.
-    """
-    s = self._held(slot)
-    at = s.length if at is None else at
-    if not 1 <= at <= s.length:
-      raise ValueError(
-        f'mark at {at} in slot {slot}, which holds {s.length} tokens: give 1 '
-        f'to {s.length}'
-      )
-    hidden_D = None
-    if at == s.length:
-      hidden_D = self._state.hidden_of(slot)
-    return Mark(slot, s.generation, s.tokens[:at], hidden_D,
-                before(s.versions, at))  # fmt: skip
-
-  def holds(self, mark: Mark) -> bool:
-    """Whether a mark can still be forked from."""
-    s, n = self._slots[mark.slot], len(mark.tokens)
-    return (
-      s.generation == mark.generation
-      and before(s.versions, n) == mark.versions
-      and np.array_equal(s.tokens[:n], mark.tokens)
-    )
-
-  def fork(self, mark: Mark, slot: int) -> Mark:
-    """Gives `slot` the KV state of a mark; returns the same mark in `slot`.
-
-    Nothing is run again, but the one token before a mark in the past; if the
-    weights have changed since, as `stale_kv` says.
-
-    Raises:
-      ValueError: the marked row holds something else by now, or
-        (StaleKV.REFUSE) that token would be run with other weights.
-    """
-    n = len(mark.tokens)
-    self._idle(slot)
-    if slot != mark.slot:
-      self._clean(slot)
-    if not self.holds(mark):
-      raise ValueError(
-        f'mark in slot {mark.slot} is no longer there: the slot was given to '
-        'another trajectory or recomputed; extend with the tokens instead'
-      )
-    hidden_D, stale = mark.hidden_D, mark.versions[-1][1] != self.version
-    if hidden_D is None and stale and self.stale_kv is StaleKV.REFUSE:
-      raise ValueError(
-        f'mark at {n} in slot {mark.slot} is of version '
-        f'{mark.versions[-1][1]}, and the weights of version {self.version} '
-        'would run its last token: set stale_kv to keep or recompute'
-      )
-    if hidden_D is None:  # the source's own, until it is made below
-      hidden_D = self._state.hidden_of(mark.slot)
-    self._state.fork(mark.slot, slot, hidden_D, n)
-    generation = self._slots[slot].generation + (slot != mark.slot)
-    s = self._slots[slot] = Slot.of(generation, mark.tokens, mark.versions)
-    if mark.hidden_D is None:
-      if stale and self.stale_kv is StaleKV.RECOMPUTE:
-        self._refresh(slot)
-      else:
-        self._run_tokens(slot, mark.tokens[-1:], n - 1)
-        self.stats.tokens_recomputed += 1
-      if stale and self.stale_kv is StaleKV.KEEP:
-        s.versions = (*before(s.versions, n - 1), (n - 1, self.version))
-      hidden_D = self._state.hidden_of(slot)
-    return Mark(slot, generation, mark.tokens, hidden_D, s.versions)
-
-  # ---- host memory --------------------------------------------------------
-
-  def copy(self, mark: Mark) -> Parked:
-    """A mark's KV state in host memory, where it outlives its slot.
-
-    Raises:
-      ValueError: the mark is gone, or in the past.
-    """
-    if mark.hidden_D is None or not self.holds(mark):
-      raise ValueError(
-        f'mark in slot {mark.slot} is in the past or no longer there: fork '
-        'from it while it is, and mark that slot'
-      )
-    return self._parked(mark.slot, mark.tokens, mark.versions, mark.hidden_D)
-
-  def park(self, slot: int) -> Parked:
-    """Moves a slot's content to host memory, a turn under way included.
-
-    The slot is released. `unpark` puts it into any slot, bit by bit the same.
-    """
-    s = self._held(slot)
-    hidden_D = self._state.hidden_of(slot)
-    out = self._parked(slot, s.tokens, s.versions, hidden_D)
-    out = dataclasses.replace(out, turn=s.turn)
-    self.release(slot)
-    return out
-
-  def _parked(self, slot, tokens, versions, hidden_D) -> Parked:
-    row = self._state.take(slot, len(tokens))
-    out = Parked(tokens, versions, hidden_D, row)
-    self.stats.parked += 1
-    self.stats.parked_bytes += out.bytes
-    return out
-
-  def unpark(self, parked: Parked, slot: int) -> Mark:
-    """Puts what was parked into `slot`; returns a mark at its end.
-
-    Raises:
-      ValueError: there is a turn under way in the slot; or (StaleKV.REFUSE)
-        a parked turn is of other weights.
-    """
-    self._idle(slot)
-    self._clean(slot)
-    turn = parked.turn
-    version = parked.versions[-1][1] if parked.versions else self.version
-    if turn and version != self.version and self.stale_kv is StaleKV.REFUSE:
-      raise ValueError(
-        f'a parked turn is of version {version}, the weights are of version '
-        f'{self.version}: set stale_kv to keep or recompute'
-      )
-    self._state.put(slot, parked.hidden_D, parked.row)
-    generation = self._slots[slot].generation + 1
-    self._slots[slot] = Slot.of(generation, parked.tokens, parked.versions)
-    # It may be unparked again: then each goes on by itself.
-    self._slots[slot].turn = turn and turn.copy()
-    return Mark(slot, generation, parked.tokens, parked.hidden_D,
-                parked.versions)  # fmt: skip
-
-  def _at(self, slot: int) -> Slot:
-    if not 0 <= slot < self.n_slots:
-      raise ValueError(f'slot {slot}: there are 0 to {self.n_slots - 1}')
-    return self._slots[slot]
-
-  def _idle(self, slot: int) -> Slot:
-    s = self._at(slot)
-    if s.turn is not None:
-      raise ValueError(
-        f'slot {slot} has a turn under way: let it end, cancel it, or choose '
-        'another'
-      )
-    if s.free:
-      raise ValueError(f'slot {slot} is free: acquire it first')
-    return s
-
-  def _clean(self, slot: int) -> None:
-    """No NaN in a row outlives its trajectory.
-
-    A mask would not hide it from who sits there next: 0 * NaN is NaN.
-    """
-    if slot in self._spoiled:
-      self._state.clear(slot)
-      self._spoiled.remove(slot)
-
-  def _held(self, slot: int) -> Slot:
-    s = self._at(slot)
-    if s.free or s.leftover:
-      raise ValueError(
-        f'slot {slot} is not in use: acquire, then reset or fork'
-      )
-    return s
-
-  # ---- prefill ------------------------------------------------------------
+    self._rows.at(slot).check(slot, tokens)
 
   def extend(self, slot: int, tokens: np.ndarray) -> None:
     """Runs a prompt's or an observation's tokens on top of the slot.
@@ -398,65 +220,42 @@ class Engine:
       ValueError: they are no ids of the vocabulary, do not fit the context, or
         (StaleKV.REFUSE) the slot's KV state is of other weights.
     """
-    self._need_weights()
-    s = self._held(slot)
-    self._idle(slot)
-    tokens = self._ids(tokens)
-    if s.length + len(tokens) > self.context:
-      raise ValueError(
-        f'{len(tokens)} tokens on top of {s.length} exceed the context of '
-        f'{self.context}: cut the observation or raise engine context'
-      )
-    self._refresh(slot)
-    self._run_tokens(slot, tokens, s.length)
-    s.grow(tokens, self.version)
-    self.stats.tokens_prefilled += len(tokens)
+    self._rows.extend(slot, tokens)
 
-  def _ids(self, tokens: np.ndarray) -> np.ndarray:
-    """A copy of its own: what the caller does with theirs changes nothing."""
-    given = np.asarray(tokens)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in 'iu'):
-      raise ValueError(
-        f'tokens of shape {given.shape} and type {given.dtype}: give a row of '
-        'integer ids'
-      )
-    wrong = (given < 0) | (given >= self.config.vocab_size)
-    if wrong.any():
-      raise ValueError(
-        f'token id {given[wrong][0]} is not of the vocabulary: give 0 to '
-        f'{self.config.vocab_size - 1}'
-      )
-    return given.astype(np.int32)  # copies
+  def refresh(self, slot: int) -> None:
+    """Does what `stale_kv` says now, and not when the slot is run next.
 
-  def _run_tokens(self, slot: int, tokens: np.ndarray, start: int) -> None:
-    began = time.monotonic()
-    self._state.run(slot, tokens, start)
-    self._prefilling = True
-    self.stats.prefill_seconds += time.monotonic() - began
+    Raises:
+      ValueError: it says to refuse, and the slot is of other weights.
+    """
+    self._rows.held(slot)
+    self._rows.refresh(slot)
 
-  def _await_prefill(self) -> None:
-    """What was handed to the device is prefill's time, not the next chunk's."""
-    if self._prefilling:
-      began = time.monotonic()
-      jax.block_until_ready(self._state.hidden)
-      self._prefilling = False
-      self.stats.prefill_seconds += time.monotonic() - began
+  # ---- forks and host memory ----------------------------------------------
 
-  def _refresh(self, slot: int) -> None:
-    """Applies `stale_kv` where the slot's KV state is of other weights."""
-    s = self._slots[slot]
-    if s.length and s.version != self.version:
-      if self.stale_kv is StaleKV.REFUSE:
-        raise ValueError(
-          f'slot {slot} holds {s.length} tokens of version {s.version}, the '
-          f'weights are of version {self.version}: set stale_kv to keep or '
-          'recompute'
-        )
-      if self.stale_kv is StaleKV.KEEP:
-        return
-      self._run_tokens(slot, s.tokens, 0)
-      self.stats.tokens_recomputed += s.length
-      s.versions = ((0, self.version),)
+  def mark(self, slot: int, at: int | None = None) -> Mark:
+    """Names a point of the slot's row: `forks.mark`."""
+    return forks.mark(self._rows, slot, at)
+
+  def holds(self, mark: Mark) -> bool:
+    """Whether a mark can still be forked from: `forks.holds`."""
+    return forks.holds(self._rows, mark)
+
+  def fork(self, mark: Mark, slot: int) -> Mark:
+    """Gives `slot` the KV state of a mark: `forks.fork`."""
+    return forks.fork(self._rows, mark, slot)
+
+  def copy(self, mark: Mark) -> Parked:
+    """A mark's KV state in host memory: `parking.copy`."""
+    return parking.copy(self._rows, mark)
+
+  def park(self, slot: int) -> Parked:
+    """Moves a slot's content to host memory: `parking.park`."""
+    return parking.park(self._rows, slot)
+
+  def unpark(self, parked: Parked, slot: int) -> Mark:
+    """Puts what was parked into `slot`: `parking.unpark`."""
+    return parking.unpark(self._rows, parked, slot)
 
   # ---- decoding -----------------------------------------------------------
 
@@ -478,13 +277,14 @@ class Engine:
       turn_budget, trajectory_budget: MODEL tokens that this turn, and the
         trajectory from here on, may still sample.
       context: tokens that the slot may hold in the end, if it may not be full.
-      said: FORCED tokens with which the turn begins: in the slot already, they
-        count for stop strings.
+      said: FORCED tokens with which the turn begins: at the slot's end
+        already, they count for stop strings.
 
     Raises:
-      ValueError: the slot is empty, busy, or no token may be sampled.
+      ValueError: the slot is empty, busy, does not end with `said`, or no
+        token may be sampled.
     """
-    s = self._held(slot)
+    s = self._rows.held(slot)
     if np.shape(key) != (2,):
       raise ValueError(
         f'key of shape {np.shape(key)}: give uint32[2], as trajectory_key does'
@@ -501,7 +301,12 @@ class Engine:
         f'{"a turn under way" if s.turn else "no turn under way"}, '
         f'{budget} tokens left by {limit.name}'
       )
-    self._refresh(slot)
+    if len(said) and not np.array_equal(s.tokens[-len(said) :], said):
+      raise ValueError(
+        f'slot {slot} does not end with the forced tokens {list(said)}: extend '
+        'it with them first'
+      )
+    self._rows.refresh(slot)
     state = self._stops.run(said, self._stops.start)
     if state >= self._stops.n_live:
       raise ValueError(
@@ -527,7 +332,7 @@ class Engine:
       (slot, MODEL segment) of every turn that ended. Its last token is in the
       cache: `extend` with the observation goes on.
     """
-    self._need_weights()
+    self._rows.weights.needed()
     steps = self.chunk if steps is None else steps
     if not 1 <= steps <= self.chunk:
       raise ValueError(f'steps {steps}: give 1 to the chunk size {self.chunk}')
@@ -535,10 +340,10 @@ class Engine:
       raise ValueError(f'ended {ended}: give 1 or more, or None for all')
     for i, slot in enumerate(self._slots):
       if slot.turn is not None:
-        self._refresh(i)
+        self._rows.refresh(i)
     version = self.version  # of this chunk, whoever loads meanwhile
     plan = make_plan(self._slots, steps, ended or self.n_slots)
-    self._await_prefill()
+    self._rows.settle()
     began = time.monotonic()
     try:
       chunk = self._state.chunk(plan)
@@ -570,11 +375,12 @@ class Engine:
       )
       turn.budget -= n
       turn.stop_state = int(chunk.stop_state_S[i])
+      self.stats.tokens_on_old_kv += n * slot.stale(version)
       slot.grow(chunk.tokens_SC[i, :n], version)
       if not np.isfinite(chunk.logprobs_SC[i, :n]).all():
-        self._spoiled.add(int(i))
+        self._rows.spoil(int(i))
       if chunk.stop_S[i] != decode.GOES_ON:
-        done.append((int(i), self._finish(slot, int(chunk.stop_S[i]))))
+        done.append((int(i), slot.finish(int(chunk.stop_S[i]))))
     return done
 
   def cancel(self, slot: int) -> Segment:
@@ -583,15 +389,6 @@ class Engine:
     Raises:
       ValueError: no turn is under way.
     """
-    if self._at(slot).turn is None:
+    if self._rows.at(slot).turn is None:
       raise ValueError(f'slot {slot} has no turn under way to cancel')
-    return self._finish(self._slots[slot], None)
-
-  def _finish(self, slot: Slot, code: int | None) -> Segment:
-    turn, slot.turn = slot.turn, None
-    stop = {
-      decode.STRING: Stop.STOP_STRING,
-      decode.ID: Stop.END_OF_TURN,
-      None: Stop.CANCELLED,
-    }.get(code, turn.limit)
-    return turn.segment(stop)
+    return self._slots[slot].finish(None)

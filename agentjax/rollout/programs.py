@@ -24,7 +24,7 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
-from agentjax.model import cache, transformer
+from agentjax.model import cache, lora, transformer
 from agentjax.model import mesh as meshes
 from agentjax.model.config import ModelConfig
 from agentjax.model.handover import HandOver
@@ -37,7 +37,8 @@ class Programs:
   """Layout, extend, chunk, fork and take, for `Engine`'s arguments.
 
   Raises:
-    ValueError: the model or the slots do not divide over the mesh.
+    ValueError: the model or the slots do not divide over the mesh, or the
+      automaton is of fewer ids than the model's.
   """
 
   def __init__(
@@ -53,6 +54,11 @@ class Programs:
     mesh: Mesh | None,
     store: Callable[..., cache.Store] = cache.Spans,
   ):
+    if (ids := stops.table.shape[1]) < config.vocab_size:
+      raise ValueError(
+        f'the stop automaton knows {ids} ids and the model samples '
+        f'{config.vocab_size}: build it over the whole vocabulary'
+      )
     if mesh is not None:
       meshes.check(config, mesh, slots=slots)
     self._config, self._mesh, self._slots = config, mesh, slots
@@ -75,6 +81,7 @@ class Programs:
       if mesh is None
       else HandOver(layout, self._layout_shardings())
     )
+    self._factors: dict[Any, Callable] = {}
     self.state = jax.jit(self._zeros, **options)
     self.extend = jax.jit(
       functools.partial(decode.extend, store=self.store, **kw),
@@ -89,6 +96,14 @@ class Programs:
       **chunk_options,
     )
     self._stops = stops
+    self.take = jax.jit(
+      functools.partial(decode.take, mesh=mesh),
+      out_shardings=self._everywhere,
+    )
+    self._jit_rows(options)
+
+  def _jit_rows(self, options: dict[str, Any]) -> None:
+    """The programs that move a row."""
     self.fork = jax.jit(
       functools.partial(decode.fork, store=self.store),
       donate_argnums=(0, 1),
@@ -104,10 +119,20 @@ class Programs:
       donate_argnums=(0, 1),
       **options,
     )
-    self.take = jax.jit(
-      functools.partial(decode.take, mesh=mesh),
-      out_shardings=self._everywhere,
-    )
+
+  def factors(self, factors: transformer.Params) -> transformer.Params:
+    """The layout of attached factors; see `lora.split`."""
+    maps = jax.tree.structure(factors)  # which of them have factors
+    if maps not in self._factors:
+      layout = functools.partial(
+        lora.layout, config=self._config, dtype=self._dtype
+      )
+      self._factors[maps] = (
+        jax.jit(layout, out_shardings=self._everywhere)
+        if self._mesh is None
+        else HandOver(layout, self._factor_shardings(layout, factors))
+      )
+    return self._factors[maps](factors)
 
   def chunk(self, layout, hidden_SD, layers, plan):
     """`decode.chunk`; the state is given up."""
@@ -119,12 +144,15 @@ class Programs:
     return hidden, self.store.init()
 
   def _stop_table(self) -> np.ndarray:
-    """The automaton's table with a column for every row of the embedding."""
+    """The automaton's table with a column for every row of the embedding.
+
+    Rows without text are never sampled; their columns leave the state alone.
+    """
     from_stops = self._stops.table
-    columns = min(self._config.padded_vocab, from_stops.shape[1])
-    table = np.zeros(
-      (from_stops.shape[0], self._config.padded_vocab), from_stops.dtype
-    )
+    states, columns = from_stops.shape
+    columns = min(self._config.padded_vocab, columns)
+    state_N1 = np.arange(states, dtype=from_stops.dtype)[:, None]
+    table = np.repeat(state_N1, self._config.padded_vocab, 1)
     table[:, :columns] = from_stops[:, :columns]
     return table
 
@@ -164,13 +192,26 @@ class Programs:
       'head': ('width', 'vocab'),
     }
 
-    def local(axes, shape):
-      axes = ['none' if a == 'width' else a for a in axes]
-      return self._sharding(axes, shape)
-
     return jax.tree.map(
-      local, axes, self._layout_shapes(), is_leaf=lambda x: isinstance(x, tuple)
+      self._local,
+      axes,
+      self._layout_shapes(),
+      is_leaf=lambda x: isinstance(x, tuple),
     )
+
+  def _local(self, axes: Sequence[str], shape: Any) -> NamedSharding:
+    axes = ['none' if a == 'width' else a for a in axes]
+    return self._sharding(axes, shape)
+
+  def _factor_shardings(self, layout: Callable, factors: Any) -> Any:
+    axes = lora.layout_axes(self._config)
+
+    def place(path, shape):
+      keys = (getattr(k, 'key', getattr(k, 'idx', None)) for k in path)
+      of = functools.reduce(lambda node, key: node[key], keys, axes)
+      return self._local(of, shape)
+
+    return jax.tree.map_with_path(place, jax.eval_shape(layout, factors))
 
   # ---- ahead of time ------------------------------------------------------
 

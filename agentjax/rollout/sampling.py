@@ -62,12 +62,21 @@ def trajectory_key(
   """uint32[2] key of a trajectory; `uniform` folds the position in.
 
   Keys depend on what is sampled, never on where or when (design promise 5).
+  Other numbers, another key: each is folded in whole.
+
+  Raises:
+    ValueError: a number is below 0 or has more than 32 bits.
   """
+  numbers = {'seed': seed, 'draw': draw, 'sample': sample, 'branch': branch}
+  for name, value in numbers.items():
+    # JAX would take the lower 32 bits, and two runs would sample the same.
+    if value != int(value) or not 0 <= value < 2**32:
+      raise ValueError(f'{name} {value}: give an integer of 0 to {2**32 - 1}')
   digest = hashlib.blake2b(task_id.encode(), digest_size=8).digest()
   task = np.frombuffer(digest, '<u4')
   key = jax.random.key(int(seed), impl=_IMPL)
-  for value in (draw, *map(int, task), sample, branch):
-    key = _fold(key, np.uint32(value & 0xFFFFFFFF))
+  for value in (draw, *task, sample, branch):
+    key = _fold(key, np.uint32(value))
   return np.asarray(jax.random.key_data(key))
 
 

@@ -16,14 +16,15 @@ import numpy as np
 
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Decode
+from agentjax.rollout.forks import Mark
+from agentjax.rollout.parking import Parked
 from agentjax.rollout.sampling import Sampling
-from agentjax.rollout.slots import Mark, Parked
 from agentjax.types import Segment
 
 
 @dataclasses.dataclass(eq=False)
 class SharedPrompt:
-  """The KV state of a group's prompt, as long as somebody may need it.
+  """The KV state of a group's prompt, or of a past, while it may be needed.
 
   Attributes:
     members: episodes that begin with it; begun: those that have.
@@ -42,7 +43,8 @@ class Seat:
   """Where an episode's KV state is.
 
   Attributes:
-    owner: whose seat it is. prompt: what its group has in common, or None.
+    owner: whose seat it is. prompt: what it begins with, in common with others
+      of its group; shared: how many tokens that is, 0 for the first segment.
     key: of its sampling.
     slot: that holds its state. parked: its state, while it has no slot.
     filled: tokens of the trajectory that the state is of.
@@ -50,7 +52,8 @@ class Seat:
   """
 
   owner: Any
-  prompt: SharedPrompt | None
+  prompt: SharedPrompt
+  shared: int = 0
   key: np.ndarray | None = None
   slot: int | None = None
   parked: Parked | None = None
@@ -150,8 +153,10 @@ class Seats:
     """Brings a seat's state, as far as there is one, into a slot."""
     engine, prompt, seat.slot = self._engine, seat.prompt, slot
     tokens = seat.request.trajectory.segments[0].tokens
-    shares = seat.parked is None and prompt is not None
-    forks = shares and _is(prompt.mark, tokens) and engine.holds(prompt.mark)
+    if seat.shared:
+      tokens = seat.request.trajectory.tokens()[: seat.shared]
+    fresh = seat.parked is None
+    forks = fresh and _is(prompt.mark, tokens) and engine.holds(prompt.mark)
     for other in list(self._prompts):
       here = other.mark is not None and other.mark.slot == slot
       if here and not (forks and other is prompt):
@@ -161,19 +166,32 @@ class Seats:
       seat.parked = None
       self._parked.pop(seat)
       return
-    if prompt is not None:
-      prompt.begun += 1
+    prompt.begun += 1
     if forks:
       prompt.mark = engine.fork(prompt.mark, slot)
-    elif shares and _is(prompt.copy, tokens):
+    elif _is(prompt.copy, tokens):
       prompt.mark = engine.unpark(prompt.copy, slot)
-    else:  # the group's first, or one that opened otherwise, or has a past
+    else:  # the first of all, or one that opened otherwise
       engine.reset(slot)
       engine.extend(slot, tokens)
-      if shares and prompt.mark is None and prompt.copy is None:
-        prompt.mark = engine.mark(slot)
-        self._prompts[prompt] = None
     seat.filled = len(tokens)
+    self._mark_again(prompt, slot, tokens)
+
+  def _mark_again(self, prompt: SharedPrompt, slot: int, tokens) -> None:
+    """Marks a prompt that was run in `slot`, if nobody could fork from it.
+
+    After an update of the weights the first who begins runs it again, where
+    the engine recomputes, and the others fork from that.
+    """
+    engine = self._engine
+    engine.refresh(slot)
+    if prompt.mark is not None and engine.holds(prompt.mark):
+      return
+    if prompt.copy is not None and not _is(prompt.copy, tokens):
+      return  # that of the others stands
+    prompt.mark, prompt.copy = engine.mark(slot), None
+    self._parked.pop(prompt, None)
+    self._prompts[prompt] = None
 
   def _keep(self, prompt: SharedPrompt) -> None:
     """Saves a prompt from the slot that is about to be used."""

@@ -12,21 +12,24 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
+from agentjax.rollout import decode
 from agentjax.rollout.decode import Plan
 from agentjax.rollout.sampling import Sampling
 from agentjax.types import Segment, Source, Stop
 
 EMPTY = np.zeros(0, np.int32)
 
+# (first position, version of the weights) of each stretch of a KV state.
+Versions = tuple[tuple[int, int], ...]
+
 
 class StaleKV(enum.Enum):
   """What to do with a KV state that older weights made."""
 
   REFUSE = 'refuse'
-  KEEP = 'keep'  # go on with it; versions are recorded per token
+  KEEP = 'keep'  # go on with it; `Segment.kv_versions` says so
   RECOMPUTE = 'recompute'
 
 
@@ -41,7 +44,7 @@ class Handle:
     position: of the next token.
   """
 
-  versions: tuple[tuple[int, int], ...]
+  versions: Versions
   digest: str
   length: int
   position: int
@@ -51,47 +54,13 @@ class Handle:
     return _hash(tokens).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Mark:
-  """A point in a slot's row that other slots can fork from.
-
-  Valid until the slot is given to another content; `fork` checks it.
-  `hidden_D` is None at a point in the past, whose hidden state is gone.
-  """
-
-  slot: int
-  generation: int
-  tokens: np.ndarray
-  hidden_D: jax.Array | None
-  versions: tuple[tuple[int, int], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Parked:
-  """A slot's content in host memory; fits into any slot of its engine.
-
-  Attributes:
-    row: of `Store.take`, as NumPy arrays. hidden_D: of the last token, a few
-      kB that stay on the device.
-    turn: under way when it was parked, or None.
-  """
-
-  tokens: np.ndarray
-  versions: tuple[tuple[int, int], ...]
-  hidden_D: jax.Array
-  row: Any
-  turn: Turn | None = None
-
-  @property
-  def bytes(self) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(self.row))
-
-
 @dataclasses.dataclass
 class Stats:
   """Counts since the engine was made. Seconds are of the device thread."""
 
   tokens_sampled: int = 0
+  # Of these, on top of a KV state that other weights had a part in.
+  tokens_on_old_kv: int = 0
   tokens_prefilled: int = 0
   # Run once more, and not in tokens_prefilled: by StaleKV.RECOMPUTE, and the
   # one token before a fork in the past.
@@ -124,11 +93,16 @@ class Turn:
     """One that goes on by itself."""
     return dataclasses.replace(self, parts=list(self.parts))
 
-  def segment(self, stop: Stop) -> Segment:
-    """What was sampled, perhaps nothing."""
+  def segment(self, stop: Stop, kv_versions: Versions) -> Segment:
+    """What was sampled, perhaps nothing, and the KV state that it left."""
     floats = [np.zeros(0, np.float32)] * 3
     parts = zip((EMPTY, *floats, EMPTY), *self.parts, strict=True)
-    return Segment(Source.MODEL, *map(np.concatenate, parts), stop=stop)
+    return Segment(
+      Source.MODEL,
+      *map(np.concatenate, parts),
+      stop=stop,
+      kv_versions=kv_versions,
+    )
 
 
 @dataclasses.dataclass
@@ -137,7 +111,7 @@ class Slot:
   leftover: bool = True  # the row is of whoever held the slot before
   generation: int = 0
   length: int = 0
-  versions: tuple[tuple[int, int], ...] = ()  # see Handle
+  versions: Versions = ()  # see Handle
   turn: Turn | None = None
   _tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
   _digest: Any = dataclasses.field(default_factory=lambda: _hash(EMPTY))
@@ -146,6 +120,10 @@ class Slot:
   def version(self) -> int:
     """Of the oldest weights that had a part in the KV state; -1 if empty."""
     return min((version for _, version in self.versions), default=-1)
+
+  def stale(self, version: int) -> bool:
+    """Whether other weights than these had a part in the KV state."""
+    return any(v != version for _, v in self.versions)
 
   @property
   def tokens(self) -> np.ndarray:
@@ -168,6 +146,16 @@ class Slot:
     self._digest.update(_bytes(tokens))
     self.length += len(tokens)
 
+  def finish(self, code: int | None) -> Segment:
+    """Ends the turn, as `decode` says why; None: somebody cancelled it."""
+    turn, self.turn = self.turn, None
+    stop = {
+      decode.STRING: Stop.STOP_STRING,
+      decode.ID: Stop.END_OF_TURN,
+      None: Stop.CANCELLED,
+    }.get(code, turn.limit)
+    return turn.segment(stop, self.versions)
+
   def check(self, name: int, tokens: np.ndarray) -> None:
     """Raises ValueError if the KV state is not of these tokens."""
     if self.length != len(tokens) or self.handle.digest != Handle.digest_of(
@@ -180,7 +168,7 @@ class Slot:
       )
 
   @staticmethod
-  def of(generation: int, tokens: np.ndarray, versions) -> Slot:
+  def of(generation: int, tokens: np.ndarray, versions: Versions) -> Slot:
     """A held slot with this content."""
     slot = Slot(free=False, leftover=False, generation=generation)
     slot._tokens, slot.length = [tokens], len(tokens)
@@ -196,7 +184,7 @@ def _hash(tokens: np.ndarray) -> Any:
   return hashlib.blake2b(_bytes(tokens), digest_size=16)
 
 
-def before(versions, length: int) -> tuple[tuple[int, int], ...]:
+def before(versions: Versions, length: int) -> Versions:
   """The stretches of `versions` that begin before a length."""
   return tuple(v for v in versions if v[0] < length)
 

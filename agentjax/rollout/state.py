@@ -1,8 +1,8 @@
 """The engine's arrays on the device, and the calls that change them.
 
-Floor 2, rollout/, under `engine`. Weights laid out for decoding, the hidden
-state and the KV row of each slot; every call here is one or a few calls of a
-compiled program. What a slot's row means is the engine's to know.
+Floor 2, rollout/, under `engine`. The hidden state and the KV row of each slot;
+every call here is one or a few calls of a compiled program. What a slot's row
+means is the engine's to know.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentjax.model import transformer
 from agentjax.rollout.decode import Chunk, Plan
 from agentjax.rollout.programs import Programs
+from agentjax.rollout.weights import Weights
 
 
 class State:
   """Arrays of an engine; see `Engine` for the arguments."""
 
-  def __init__(self, programs: Programs, buckets: Sequence[int]):
+  def __init__(
+    self, programs: Programs, buckets: Sequence[int], weights: Weights
+  ):
     self._programs, self._buckets = programs, tuple(buckets)
-    self.layout = None
+    self._weights = weights
     self.hidden, self.cache = programs.state()
 
   @property
@@ -36,8 +38,10 @@ class State:
       for x in jax.tree.leaves(self.cache)
     )
 
-  def load(self, params: transformer.Params) -> None:
-    self.layout = self._programs.layout(params)
+  @property
+  def layout(self) -> Any:
+    """The weights, laid out for decoding."""
+    return self._weights.layout
 
   def compile(self, idle: Plan) -> int:
     """Runs every program once on a slot that nobody uses; their number."""

@@ -68,7 +68,7 @@ LOSSES = {
   'reinforce': Algorithm(plain_returns, losses.reinforce),
   'reinforce_plus_plus': Algorithm(
     advantages.reinforce_plus_plus,
-    penalty=partial(shaping.kl_penalty, coef=1e-3),
+    reward_kl_coef=1e-3,
   ),
   'reinforce_plus_plus_baseline': Algorithm(
     advantages.reinforce_plus_plus_baseline,
@@ -100,7 +100,7 @@ LOSSES = {
   'kl_in_reward': Algorithm(
     partial(advantages.grpo, scores=seam.total),
     data=families.outcome_alone,
-    penalty=partial(shaping.kl_penalty, coef=1e-3),
+    reward_kl_coef=1e-3,
   ),
 }  # fmt: skip
 

@@ -12,17 +12,22 @@ import jax
 
 jax.config.update('jax_num_cpu_devices', 8)
 
+import made  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import test_learner  # noqa: E402
+import test_lora  # noqa: E402
 import tiny_model as tiny  # noqa: E402
 
-from agentjax import compiles  # noqa: E402
+from agentjax import compiles, forward, update  # noqa: E402
 from agentjax.learner import Learner  # noqa: E402
-from agentjax.model import transformer  # noqa: E402
+from agentjax.model import lora, transformer  # noqa: E402
+from agentjax.model import mesh as meshes  # noqa: E402
 from agentjax.model.cache import Spans  # noqa: E402
 from agentjax.model.mesh import make_mesh  # noqa: E402
 from agentjax.optimizers import adamw  # noqa: E402
+from agentjax.rl import kl  # noqa: E402
+from agentjax.rl.masked import weighted  # noqa: E402
 from agentjax.rollout.sampling import Sampling, trajectory_key  # noqa: E402
 
 MESHES = {
@@ -164,6 +169,73 @@ def check_engine(shape):
     )
 
 
+def everything(mesh=None):
+  """As `gradient`, with a critic, an exact KL, an entropy bonus and a scan."""
+  critic = update.Critic(optax.sgd(1.0), own_trunk=True)
+  l = learner(
+    mesh, kl_coef=0.1, kl_value=kl.full, entropy_coef=0.1, critic=critic,
+    remat=False, micro_batches=2,
+  )  # fmt: skip
+  reference = tiny.params(1, config=tiny.PLAIN)
+  if mesh is not None:
+    reference = jax.device_put(reference, l.shardings())
+  shown = BATCH.weights > 0
+  batch = BATCH._replace(returns=np.where(shown, BATCH.positions / 9, 0))
+  state, metrics = l.update(l.init(params()), batch, reference)
+  values = l.values(state, batch)
+  found = l.logprobs(state.params, batch)
+  return metrics, jax.device_get(state[:4]), values, found
+
+
+def check_everything(shape):
+  same('everything', everything(make_mesh(**shape)), alone(everything))
+
+
+def graded(mesh=None):
+  """Of every loss: its sum and its gradient in each token's log-prob.
+
+  The rest of an update is the same for all of them.
+  """
+  parts = 1 if mesh is None else learner(mesh)._parts
+  capacity = BATCH.tokens.size // parts
+  rng = np.random.default_rng(0)
+  new, far = (rng.normal(-2, 0.4, (2, *BATCH.tokens.shape))).astype(np.float32)
+
+  def grade(loss, new, far, batch):
+    def total(new):
+      tokens = forward.pick(batch, capacity, parts)
+
+      def take(x):
+        x = forward.by_part(x, parts)
+        return forward.at(x, tokens.place) * tokens.mask
+
+      found = update.lossed(
+        loss, take(new), tokens, old=tokens.old, behaviour=tokens.old - 0.1,
+        reference=take(far),
+      )  # fmt: skip
+      return weighted(found.loss_N, tokens.weights).sum
+
+    return jax.value_and_grad(total)(new)
+
+  @jax.jit
+  def every(new, far, batch):
+    return {k: grade(f, new, far, batch) for k, f in made.LOSSES.items()}
+
+  batch = BATCH._replace(old=np.where(BATCH.weights > 0, far + 0.2, 0))
+  if mesh is None:
+    return every(new, far, batch)
+  split = learner(mesh)._placing.batch()
+  with jax.set_mesh(mesh):
+    return every(*jax.device_put((new, far, batch), split))
+
+
+def check_losses(shape):
+  found, want = graded(make_mesh(**shape)), alone(graded)
+  assert len(want) > 20 and all(np.any(g) for _, g in want.values())
+  for name in want:
+    same(name, found[name], want[name])
+
+
 def check_moments():
   """Sums and moments are split as the parameters are, from the start on."""
   l = split_learner()
@@ -184,7 +256,7 @@ def check_moments():
 
   split(state)
   split(l.update(state, BATCH)[0])
-  grads = l._zeros(l.init(params()).params).grads
+  grads = l._zeros(l.init(params()).params, None).grads[0]
   jax.tree.map(
     lambda x, s: check_equal(x.sharding.spec, s.spec), grads, l.shardings()
   )
@@ -214,6 +286,65 @@ def check_hand_over(at, shape):
   )
 
 
+def split_adapters(mesh, seed=0):
+  axes = lora.axes(test_lora.UNTIED, test_lora.LORA)
+  out = test_lora.adapters(seed)
+  return jax.device_put(out, meshes.shardings(axes, mesh, out))
+
+
+def adapter_gradient(mesh=None):
+  """Of the squared logits, with respect to factors of every map."""
+  config = test_lora.UNTIED
+  frozen = jax.tree.map(np.array, tiny.params(config=config))
+
+  @jax.jit
+  def gradient(frozen, adapters):
+    def objective(adapters):
+      params = test_lora.attach(frozen, adapters)
+      hidden = transformer.forward(
+        params, BATCH.tokens, BATCH.positions, BATCH.pack_ids, config
+      )
+      logits = transformer.logits(params, hidden, config)
+      return (logits[..., : config.vocab_size] ** 2).mean()
+
+    return jax.grad(objective)(adapters)
+
+  if mesh is None:
+    return gradient(frozen, test_lora.adapters())
+  axes = meshes.param_axes(config)
+  frozen = jax.device_put(frozen, meshes.shardings(axes, mesh, frozen))
+  with jax.set_mesh(mesh):
+    return gradient(frozen, split_adapters(mesh))
+
+
+def check_lora_gradient():
+  mesh = make_mesh(data=2, fsdp=2, tensor=2)
+  same('lora', adapter_gradient(mesh), adapter_gradient())
+  up = split_adapters(mesh)['stacks'][0]['0']['mlp']['up']
+  check_equal(up['a'].addressable_shards[0].data.shape, (2, 16, 3))
+  check_equal(up['b'].addressable_shards[0].data.shape, (2, 3, 32))
+
+
+def check_lora_hand_over():
+  """Adapters alone, from all chips to an engine on two of them."""
+  config, wide = test_lora.UNTIED, make_mesh(data=2, fsdp=2, tensor=2)
+  devices = [jax.devices()[i] for i in (7, 6)]
+  engine = tiny.engine(config=config, mesh=make_mesh(tensor=2, devices=devices))
+  plain = engine._state.layout
+  for version in (1, 2, 3):
+    given = test_lora.attach(None, split_adapters(wide, version))
+    before = compiles.count()
+    engine.load(given, version)
+    check_equal(version == 1 or compiles.count() == before, True)
+  whole = test_lora.attach(tiny.params(config=config), test_lora.adapters(3))
+  want = transformer.decode_layout(whole, config, np.float32)
+  same('layout', engine._state.layout, want, 0)
+  head = engine._state.layout['head']
+  check_equal(head.kernel_DV is plain['head'], True)
+  check_equal(head.b_RV.addressable_shards[0].data.shape, (3, 24))
+  check_equal(head.b_RV.sharding.device_set, set(devices))
+
+
 def check_compilations():
   """After `compile`, a step of training compiles nothing."""
   l = split_learner()
@@ -236,6 +367,10 @@ def cases():
     yield f'update {name}', functools.partial(check_update, shape)
   for name, shape in ENGINES.items():
     yield f'engine {name}', functools.partial(check_engine, shape)
+  for name in ('data8', 'fsdp4_tensor2'):
+    yield f'losses {name}', functools.partial(check_losses, MESHES[name])
+  shape = MESHES['data2_fsdp2_tensor2']
+  yield 'everything', functools.partial(check_everything, shape)
   yield 'moments', check_moments
   yield (
     'hand-over all',
@@ -249,6 +384,8 @@ def cases():
     'hand-over last',
     functools.partial(check_hand_over, (7, 6), {'tensor': 2}),
   )
+  yield 'lora gradient', check_lora_gradient
+  yield 'lora hand-over', check_lora_hand_over
   yield 'compilations', check_compilations
 
 

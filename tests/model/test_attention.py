@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentjax.model import attention
-from agentjax.model.attention import Rows, in_blocks, plain, splash
+from agentjax.model.attention import Rows, causal, in_blocks, plain, splash
 from agentjax.model.config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -27,6 +27,8 @@ T = 256
 WAYS = {
   'blocks': functools.partial(in_blocks, block=96),
   'one block': functools.partial(in_blocks, block=1024),
+  'causal': functools.partial(causal, block=96),
+  'causal, one block': functools.partial(causal, block=1024),
   'splash': functools.partial(splash, block=128, interpret=True),
 }
 
@@ -120,9 +122,27 @@ def test_blocks_never_hold_all_scores():
   assert temp(plain) > scores > temp(functools.partial(in_blocks, block=64))
 
 
+def test_causal_blocks_leave_out_what_no_query_sees():
+  """Half of the products of scores, where a row has many blocks."""
+  n = 512
+  qkv = [
+    jax.ShapeDtypeStruct((1, n, h, CONFIG.head_size), jnp.float32)
+    for h in (4, 2, 2)
+  ]
+  rows = Rows(*[jax.ShapeDtypeStruct((1, n), jnp.int32)] * 2)
+
+  def flops(way, kind):
+    f = jax.jit(lambda q, k, v, rows: way(q, k, v, rows, kind, CONFIG))
+    return f.lower(*qkv, rows).cost_analysis()['flops']
+
+  way = functools.partial(causal, block=64)
+  assert flops(way, 'global') < 0.65 * flops(plain, 'global')
+  assert flops(way, 'local') < 0.35 * flops(plain, 'local')
+
+
 def test_the_way_goes_by_platform_and_length(monkeypatch):
   best = attention.best_attention
-  assert best(CONFIG, 512, None) is plain
+  assert best(CONFIG, 512, None) is causal
   assert best(CONFIG, 16384, None) is in_blocks
 
   class Chip:

@@ -36,10 +36,15 @@ CASES = [
   'engine tensor2',
   'engine data2_tensor2',
   'engine tensor4_of_2_kv_heads',
+  'losses data8',
+  'losses fsdp4_tensor2',
+  'everything',
   'moments',
   'hand-over all',
   'hand-over first',
   'hand-over last',
+  'lora gradient',
+  'lora hand-over',
   'compilations',
 ]
 
@@ -47,7 +52,8 @@ CASES = [
 @pytest.fixture(scope='module')
 def outcome():
   """({case: error}, all that the worker printed)."""
-  path = [str(TESTS.parent), str(TESTS), os.environ.get('PYTHONPATH', '')]
+  path = [*map(str, (TESTS.parent, TESTS, TESTS / 'rl'))]
+  path += [os.environ.get('PYTHONPATH', '')]
   run = subprocess.run(
     [sys.executable, str(TESTS / 'model/mesh_worker.py')],
     env=os.environ | {'PYTHONPATH': os.pathsep.join(path)},

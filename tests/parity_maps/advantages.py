@@ -217,13 +217,9 @@ def compute_rewards(case):
     ('token_level_scores', 'old_log_prob', 'ref_log_prob'),
   )
   scores = case.inputs['token_level_scores']
-  penalty = shaping.kl_penalty(
-    case.inputs['old_log_prob'],
-    case.inputs['ref_log_prob'],
-    np.ones(scores.shape),
-    coef=case.args['kl_ratio'],
-  )
-  return Result({'token_level_rewards': scores + penalty})
+  gap = case.inputs['old_log_prob'] - case.inputs['ref_log_prob']
+  rewards = kl.in_reward(scores, gap, True, case.args['kl_ratio'])
+  return Result({'token_level_rewards': rewards})
 
 
 # ---- TRL, tunix -------------------------------------------------------------

@@ -116,3 +116,35 @@ def test_rejected_tokens_count_or_do_not(name):
 def test_a_length_of_nothing_is_refused():
   with pytest.raises(ValueError, match='length is 0'):
     aggregation.sequence_mean_token_sum_norm(MASK, SEQUENCES, length=0)
+
+
+def test_trajectories_get_back_what_is_theirs():
+  """As arrays side by side, with weights of tokens and rejections."""
+  masks = [[1, 0, 1, 1], [1], [0, 0]]
+  turns = [[1, 0, 1, 2], [1], [0, 0]]
+  options = {'groups': [0, 0, 1], 'turns': turns}
+  for aggregate, _ in ALL.values():
+    weights, count = aggregation.over_trajectories(aggregate, masks, **options)
+    want = aggregate(MASK, *IDS)
+    np.testing.assert_array_equal(np.concatenate(weights), want.weights)
+    assert count == want.count and [len(w) for w in weights] == [4, 1, 2]
+  shares = [[1.0, 1.0, 0.5, 0.5], [1.0], [1.0, 1.0]]
+  weights, count = aggregation.over_trajectories(
+    aggregation.token_mean, masks, token_weights=shares, **options
+  )
+  np.testing.assert_array_equal(weights[0], [1, 0, 0.5, 0.5])
+  assert count == 3
+  kept = [[1, 1, 0, 1], [1], [1, 1]]
+  for rejected, count in (
+    (aggregation.over_original, 4),
+    (aggregation.over_effective, 3),
+  ):
+    weights, found = aggregation.over_trajectories(
+      aggregation.token_mean, masks, kept=kept, rejected=rejected, **options
+    )
+    np.testing.assert_array_equal(weights[0], [1, 0, 0, 1])
+    assert found == count
+  empty, count = aggregation.over_trajectories(
+    aggregation.token_mean, [], groups=[], turns=[]
+  )
+  assert empty == [] and count == 0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from draws import row
 
-from agentjax.rl import kl, shaping
+from agentjax.rl import draw, shaping
 
 
 def test_the_overlong_penalty_grows_over_the_buffer():
@@ -35,18 +35,6 @@ def test_rewards_are_rescaled_and_clipped():
   assert got.tolist() == [-1, 2, 3]
 
 
-def test_the_kl_penalty_is_masked_first():
-  mask = np.array([[0, 1, 1]], bool)
-  lp = np.array([[np.nan, -1.0, -2]], np.float32)
-  ref = np.array([[np.inf, -1.5, 20]], np.float32)
-  got = shaping.kl_penalty(lp, ref, mask, coef=0.1)
-  np.testing.assert_allclose(got, [[0, -0.05, 2.2]])
-  clipped = shaping.kl_penalty(lp, ref, mask, coef=0.1, most=10.0)
-  np.testing.assert_allclose(clipped, [[0, -0.05, 1.0]])
-  squared = shaping.kl_penalty(lp, ref, mask, coef=0.1, value=kl.k2)
-  np.testing.assert_allclose(squared, [[0, -0.0125, -24.2]], rtol=1e-6)
-
-
 def test_groups_are_filtered_by_their_outcome():
   """All wrong with a varying bonus for form: still nothing to learn."""
   groups = np.array([0, 0, 1, 1, 2, 3, 3])
@@ -61,3 +49,12 @@ def test_groups_are_filtered_by_their_outcome():
     'singleton_groups': 0.5,
   }
   assert shaping.group_shares([], [], [])['singleton_groups'] == 0
+
+
+def test_an_overlong_trajectory_loses_reward_in_the_draw():
+  masks = [np.ones(n) for n in (3, 5, 6, 8)]
+  d = draw.make([1.0, 1.0, 1.0, 0.0], [0, 0, 0, 0], masks,
+                 valid=[True, True, True, False])  # fmt: skip
+  out = shaping.overlong(d, limit=6, buffer=2)
+  np.testing.assert_allclose(out.rewards_N, [1, 0.5, 0, 0])
+  np.testing.assert_allclose(d.rewards_N, [1, 1, 1, 0])

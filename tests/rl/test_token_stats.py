@@ -137,6 +137,27 @@ def test_finite_differences(given):
   np.testing.assert_allclose(mine, slope, rtol=1e-4)
 
 
+def test_factors_of_a_head_stand_for_their_product(given):
+  hidden, kernel = given['head']
+  a, b = kernel[:, :2], kernel[:2] / 3
+
+  def mixed(parts, form):
+    head = Head(hidden, form(parts))
+    stats = token_stats(
+      head, given['ids'], given['temperature'], finish=capped, chunk=7
+    )
+    return sum(
+      jnp.sum(w * x) for w, x in zip(given['weights'], stats, strict=True)
+    )
+
+  grad = jax.value_and_grad(mixed)
+  got, found = grad((kernel, a, b), lambda parts: parts)
+  want, expected = grad((kernel, a, b), lambda p: p[0] + p[1] @ p[2])
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  for x, y in zip(found, expected, strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-5 * float(jnp.abs(y).max()))
+
+
 def test_rows_without_a_cotangent_are_no_rows(given):
   """A NaN in a state that carries no loss reaches no gradient."""
   head, mask = given['head'], np.arange(N) % 3 > 0

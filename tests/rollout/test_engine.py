@@ -299,8 +299,8 @@ def test_a_turn_that_begins_with_forced_text_can_complete_a_stop_in_it():
   assert begins_with_c
   slot = engine.acquire()
   engine.reset(slot)
-  engine.extend(slot, np.array([5], np.int32))
   c = tiny.BYTES.index(b'c')
+  engine.extend(slot, np.array([5, b, c], np.int32))
   with pytest.raises(ValueError, match='hold a stop'):
     engine.start(slot, key, Sampling(), said=(b, c), turn_budget=2,
                  trajectory_budget=9)  # fmt: skip

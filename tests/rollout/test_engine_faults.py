@@ -249,7 +249,7 @@ def test_nan_in_a_prompt_is_seen_and_stays_there(cache_dtype):
 
 def test_what_no_numbers_sampled_is_a_failure_of_infrastructure():
   engine = tiny.engine(config=UNTIED, slots=2)
-  engine.load(nan_for(7), 0)
+  engine.load(nan_for(7), 1)
   tasks = [id_task('bad', [5, 7, 9]), id_task('good', [5, 6, 9])]
   limits = Limits(turns=2, turn_tokens=4, context=64, observation_tokens=4)
   groups = collect(
@@ -293,3 +293,85 @@ def test_values_that_would_stop_every_slot_are_refused_where_they_come_in():
     engine.load(tiny.params(), 2**31)
   with pytest.raises(ValueError, match='acquire it first'):
     engine.reset(3)
+
+
+@pytest.mark.parametrize('name', ['seed', 'draw', 'sample', 'branch'])
+def test_every_number_of_a_key_is_folded_in_whole(name):
+  numbers = {'seed': 3, 'draw': 1, 'task_id': 'task', 'sample': 0, 'branch': 0}
+  keys = [
+    tuple(trajectory_key(**numbers | {name: value}))
+    for value in (5, 7, 2**31, 2**32 - 1, np.int64(6))
+  ]
+  assert len(set(keys)) == 5
+  for bad in (-1, 2**32, 2**32 + 5, 0.5):
+    with pytest.raises(ValueError, match=f'{name} {bad}'):
+      trajectory_key(**numbers | {name: bad})
+
+
+def test_an_automaton_of_fewer_ids_than_the_models_is_refused():
+  n = tiny.CONFIG.vocab_size
+  short = StopAutomaton.build(tiny.BYTES[: n - 1], [], [1])
+  with pytest.raises(ValueError, match=f'{n - 1} ids and the model samples'):
+    Engine(tiny.CONFIG, short, slots=1, context=32)
+
+
+def test_rows_without_text_leave_a_stop_as_it_is():
+  stops = StopAutomaton.build(tiny.BYTES, ['bc', 'cd'], [1])
+  engine = Engine(tiny.CONFIG, stops, slots=1, context=32)
+  table = np.asarray(engine._state._programs._table)
+  states, ids = table.shape
+  assert ids == tiny.CONFIG.padded_vocab > tiny.CONFIG.vocab_size
+  for state in range(states):
+    assert set(table[state, tiny.CONFIG.vocab_size :]) == {state}
+
+
+def test_forced_text_that_does_not_end_the_slot_is_refused():
+  engine = tiny.engine()
+  slot = engine.acquire()
+  engine.reset(slot)
+  engine.extend(slot, np.array([5, 6, 7]))
+  key = trajectory_key(0, 0, '', 0, 0)
+  options = {'turn_budget': 2, 'trajectory_budget': 2}
+  for said in ((8,), (5, 6), (4, 5, 6, 7), (7, 99)):
+    with pytest.raises(ValueError, match='does not end with the forced'):
+      engine.start(slot, key, Sampling(), said=said, **options)
+  engine.start(slot, key, Sampling(), said=(6, 7), **options)
+  assert engine.n_decoding == 1
+
+
+def test_marks_are_told_apart_by_what_they_are():
+  engine = tiny.engine()
+  slot = new_slot(engine, 1)
+  a, b = engine.mark(slot), engine.mark(slot)
+  assert a == a and a != b and len({a, b, a}) == 2
+  parked = engine.copy(a)
+  assert parked == parked and parked != engine.copy(a) and hash(parked)
+
+
+def test_a_version_names_its_weights():
+  """The same ones again are nothing to do; others are seen."""
+  engine = tiny.engine(stale_kv=StaleKV.REFUSE)
+  slot = new_slot(engine, 1)
+  start(engine, slot, 1)
+  layout = engine._state.layout
+  mine = tiny.params(config=tiny.CONFIG)  # those that it was made with
+  engine.load(mine, 0)  # in the middle of a turn, too
+  assert engine._state.layout is layout
+  engine.load(jax.tree.map(jnp.copy, tiny.params()), 0)
+  on_host = jax.tree.map(np.array, tiny.params())
+  engine.load(on_host, 0)
+  with pytest.raises(ValueError, match='version 0 is loaded, with other'):
+    engine.load(tiny.params(1), 0)
+  on_host['embed']['table'][3, 3] += 1  # the very array, written over
+  with pytest.raises(ValueError, match='version 0 is loaded, with other'):
+    engine.load(on_host, 0)
+  plain = tiny.engine()
+  same(run(engine)[slot], turn(plain, new_slot(plain, 1)))
+
+
+def test_weights_that_are_no_numbers_are_the_same_again():
+  engine = tiny.engine(stale_kv=StaleKV.KEEP)
+  bad = jax.tree.map(lambda x: x * jnp.nan, tiny.params())
+  engine.load(bad, 1)
+  engine.load(jax.tree.map(jnp.copy, bad), 1)
+  assert engine.version == 1

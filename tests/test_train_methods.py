@@ -1,0 +1,173 @@
+"""Whole runs with the learner's other parts, and the configs that are refused.
+
+Each run is stopped halfway and goes on from its checkpoint: what critic,
+controller and reference have become must come back with it.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import optax
+import pytest
+import tiny_run
+
+from agentjax import recorder, references, storage, update
+from agentjax.model import lora
+from agentjax.rl import (
+  aggregation,
+  correction,
+  kl,
+  losses,
+  returns,
+  shaping,
+  trees,
+  turns,
+)
+from agentjax.train import train
+from agentjax.training import ConfigError
+
+SMALL = ('cold_start.steps=6', 'steps=4', 'evaluation.tasks.n=2', 'pages=False')
+
+
+def of(base, **learner):
+  """The options of a tiny run, with others for its learner."""
+  return dataclasses.replace(
+    base, learner=functools.partial(base.learner, **learner)
+  )
+
+
+def critic(**kw):
+  return update.Critic(optax.adam(1e-2), **kw)
+
+
+def ppo(base):
+  return dataclasses.replace(
+    of(base, critic=critic(warmup=2, clip=0.5)),
+    advantages=functools.partial(returns.gae, lam=0.95),
+    value_targets=functools.partial(returns.value_targets, lam=1.0),
+    group_size=1,
+    groups=8,
+    use_reference=True,
+    reward_kl_coef=0.1,
+    kl_control=functools.partial(kl.adapted, target=0.01, horizon=100),
+  )
+
+
+def turn_ppo(base):
+  return dataclasses.replace(
+    of(base, critic=critic(own_trunk=True, turn_ends=True)),
+    advantages=turns.turn_gae,
+    value_targets=functools.partial(returns.value_targets, lam=1.0),
+    use_reference=False,
+  )
+
+
+def decoupled(base):
+  loss = functools.partial(
+    correction.decoupled, loss=losses.ppo_clip, weigh=correction.icepop
+  )
+  keep = functools.partial(
+    correction.keep_divergence, divergence=correction.k3, high=1e-4
+  )
+  return dataclasses.replace(
+    of(
+      base,
+      loss=loss,
+      reject=(keep,),
+      stale=functools.partial(correction.keep_fresh, bound=0),
+      kl_coef=0.1,
+      kl_value=kl.full,
+      micro_batches=2,
+    ),
+    aggregation=aggregation.sequence_mean_token_mean,
+    rejected=aggregation.over_effective,
+    recompute_old=True,
+    move_reference=functools.partial(references.moving_average, decay=0.5),
+    shape=functools.partial(shaping.overlong, limit=12, buffer=8),
+    select=shaping.informative,
+  )
+
+
+def adapted(base):
+  return dataclasses.replace(
+    of(base, lora=lora.LoRA(rank=4, alpha=8.0), kl_coef=0.1),
+    use_reference=True,
+  )
+
+
+EACH = pytest.mark.parametrize('method', [ppo, turn_ppo, decoupled, adapted])
+
+
+def rows(workdir):
+  return [
+    {k: v for k, v in r.items() if 'seconds' not in k and '_per_' not in k}
+    for r in recorder.read_metrics(workdir)
+    if r['phase'] == 'reinforcement'
+  ]
+
+
+@EACH
+def test_a_run_goes_on_as_if_it_had_not_stopped(method, tmp_path):
+  base = tiny_run.training(*SMALL)
+  whole = method(base)
+  summary = train(tmp_path / 'a', whole)
+  train(tmp_path / 'b', dataclasses.replace(whole, steps=2))
+  train(tmp_path / 'b', whole)
+  assert summary['compilations_after_warmup'] == 0
+  assert summary['max_logprob_gap'] < 1e-4
+  a, b = rows(tmp_path / 'a'), rows(tmp_path / 'b')
+  assert len(a) == len(b) == 4
+  timed = {'slot_occupancy', 'rows_parked', 'parked_bytes'}
+  for x, y in zip(a, b, strict=True):
+    assert {k: v for k, v in x.items() if k not in timed} == {
+      k: v for k, v in y.items() if k not in timed
+    }
+  if method is ppo:
+    # The two updates of the first step move the critic alone, so that the KL
+    # stays 0 and its weight shrinks; a policy that has moved has one.
+    assert [r['kl'] for r in a[:2]] == [0.0, 0.0] and a[2]['kl'] != 0.0
+    assert a[1]['kl_coef'] < a[0]['kl_coef'] == 0.1
+    assert a[3]['value_loss'] > 0 and a[3]['explained_variance'] != 0
+  if method is decoupled:
+    assert all(0 <= r['rejected_tokens'] < 1 for r in a)
+    assert all(0 < r['effective_sample_size'] <= 1 + 1e-6 for r in a)
+    # Against its own average, half of the way behind.
+    assert a[1]['kl'] > 0 and 0 < a[0]['chosen'] <= 1
+
+  if method is adapted:
+    assert a[1]['kl'] > 0
+    # Adapters of another shape do not go on from these.
+    other = of(base, lora=lora.LoRA(rank=2, alpha=8.0), kl_coef=0.1)
+    with pytest.raises(storage.WorkdirMismatch, match='lora'):
+      train(tmp_path / 'a', dataclasses.replace(other, steps=5))
+
+
+def refused(tmp_path, training, match):
+  with pytest.raises(ConfigError, match=match):
+    train(tmp_path, training)
+
+
+def test_an_estimator_that_lacks_its_data_is_refused(tmp_path):
+  base = tiny_run.training(*SMALL)
+  change = functools.partial(dataclasses.replace, base)
+  refused(tmp_path, change(advantages=returns.gae), 'values.*learner.critic')
+  refused(tmp_path, change(advantages=trees.vineppo), 'needs turn_values')
+
+
+def test_a_kl_without_a_place_or_in_two_is_refused(tmp_path):
+  base = tiny_run.training(*SMALL)
+  held = of(base, kl_coef=0.1)
+  change = dataclasses.replace
+  refused(tmp_path, change(held, use_reference=False), 'without a reference')
+  for name, value in (
+    ('reward_kl_coef', 0.1),
+    ('move_reference', references.moving_average),
+  ):
+    with pytest.raises(ConfigError, match=f'{name} without a reference'):
+      change(base, use_reference=False, **{name: value})
+  refused(tmp_path, change(held, reward_kl_coef=0.1), 'the KL has one place')
+  control = functools.partial(kl.adapted, target=0.1, horizon=10)
+  refused(tmp_path, change(base, kl_control=control), 'kl_control has no')
+  with pytest.raises(ConfigError, match='reward_kl_coef is nan'):
+    change(base, reward_kl_coef=np.nan)
