@@ -280,7 +280,7 @@ def _turn_ids(row: int, given, mask) -> np.ndarray:
   out = np.where(mask, np.asarray(given, np.int32), -1).astype(np.int32)
   ids = out[mask]
   steps = np.diff(ids, prepend=-1)
-  if not np.isin(steps, (0, 1)).all() or (len(ids) and ids[0] != 0):
+  if ((steps != 0) & (steps != 1)).any() or (len(ids) and ids[0] != 0):
     raise ValueError(
       f'turn ids of row {row} are {ids.tolist()}: count from 0 in order, each '
       'turn with a sampled token'
