@@ -1,9 +1,8 @@
 """A plain GRPO step of PyTorch on CPU, as a worker of the benchmark.
 
 Runs in the virtual environment of `peers`' hf. The model is Hugging Face's,
-with SDPA attention and without gradient checkpointing; logits are computed for
-the completion alone (`logits_to_keep`, as TRL does), and the loss is the
-clipped one over the sampled tokens' log-probs, by log_softmax and gather.
+with SDPA attention and without gradient checkpointing; the loss is the clipped
+one over the sampled tokens' log-probs, by log_softmax of all logits and gather.
 """
 
 from __future__ import annotations
@@ -34,21 +33,17 @@ def load(directory: str, threads: int, work: str, settings: dict) -> dict:
   )
   given = learner_work.read(work)
   tokens = torch.from_numpy(given.tokens).long()
-  completion = tokens.shape[1] - learner_work.PROMPT
+  # By the label: entry t belongs to token t + 1.
   mask, old = (
-    torch.from_numpy(x)[:, -completion:].float()
-    for x in (given.mask, given.logprobs)
+    torch.from_numpy(x)[:, 1:].float() for x in (given.mask, given.logprobs)
   )
   advantages = torch.from_numpy(given.advantages)[:, None]
   clip = settings['clip']
 
   def step() -> dict[str, float]:
-    logits = model(
-      tokens, use_cache=False, logits_to_keep=completion + 1
-    ).logits[:, :-1]
+    logits = model(tokens, use_cache=False).logits[:, :-1]
     logprobs = torch.log_softmax(logits, -1)
-    labels = tokens[:, -completion:, None]
-    logprobs = logprobs.gather(-1, labels)[..., 0]
+    logprobs = logprobs.gather(-1, tokens[:, 1:, None])[..., 0]
     ratio = torch.exp(logprobs - old)
     clipped = ratio.clamp(1 - clip, 1 + clip)
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
