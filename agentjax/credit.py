@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from agentjax import gold
 from agentjax.learner import Learner, State
 from agentjax.rl import batch as packing
 from agentjax.rl import draw_from, kl
@@ -75,12 +76,12 @@ def credit(
   o: Training,
   policies: Policies,
   groups: Sequence[Group],
-  turn_values: Sequence[np.ndarray] | None = None,
+  found_by_branches: Mapping[str, list] | None = None,
 ) -> Credit:
   """What each token of a draw is worth, and how it is weighed.
 
   Args:
-    turn_values: float64[K] a trajectory, where branches have found them.
+    found_by_branches: see `rollout.branches.Branched.found`.
   """
   trajectories = members(groups)
   groups_N = np.repeat(
@@ -90,8 +91,16 @@ def credit(
   # Numbered over all draws, so that no two groups of a run share a number.
   first = groups[0].draw * o.groups if groups else 0
   given = {k: found[k] for k in ('values', 'bootstrap') if k in found}
-  if turn_values is not None:
-    given['turn_values'] = turn_values
+  given |= found_by_branches or {}
+  if o.gold_answer is not None:
+    given['answer_probs'] = gold.answer_probs(
+      trajectories,
+      answer=o.gold_answer,
+      chat=o.chat,
+      learner=policies.learner,
+      params=policies.state.params,
+      temperature=o.sampling.temperature,
+    )
   if 'kl' in found:
     given['token_rewards'] = [
       kl.in_reward(np.zeros(len(x)), x, mask, policies.kl_coef)

@@ -191,7 +191,7 @@ class Run:
     self.state = self.learner.compile(
       self.state,
       self.anchor.in_loss,
-      scores=bool(o.recompute_old or o.reward_kl_coef),
+      scores=bool(o.recompute_old or o.reward_kl_coef or o.gold_answer),
     )
     self.anchor.compile(self.state.params)
 
@@ -304,7 +304,7 @@ class Run:
       self.learner, self.state, self.anchor.params, self.step,
       self.anchor.kl_coef,
     )  # fmt: skip
-    given = credit.credit(o, policies, groups, self._drawn.turn_values)
+    given = credit.credit(o, policies, groups, self._drawn.found)
     self.last = (list(groups), credit.by_id(groups, given))
     made = [
       self._learn(self.learner, batch)

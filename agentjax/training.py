@@ -97,6 +97,8 @@ class Training:
       `rl.trees.per_leaf` or `shared_once`.
     branch: (groups, go_on) -> Branched, of `rollout.branches`: what is tried
       again from states that the trajectories of a draw have been in.
+    gold_answer: the right answer of a task, for credit by information gain;
+      such as `gold.verified`.
     recompute_old: the ratio is against log-probs that the learner computes
       before the first update of a draw; else against the sampler's.
     steps: of reinforcement, after `cold_start.steps`. groups, group_size: of
@@ -130,6 +132,7 @@ class Training:
   advantages: Estimator = estimators.grpo
   value_targets: Estimator = returns.value_targets
   branch: Callable[..., Branched] | None = None
+  gold_answer: Callable[[Task], str] | None = None
   shape: Callable[[Draw], Draw] | None = None
   select: Callable[..., np.ndarray] | None = None
   aggregation: Aggregation = token_mean
@@ -304,14 +307,20 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
     )
   critic = learner.critic is not None
   values = {'values': np.zeros((2, 2))} if critic else {}
+  given = {'turn_values': [[0.0], [0.0]], 'baselines_N': [0.0, 0.0]}
   if training.branch is not None:
-    values['turn_values'] = [[0.0], [0.0]]
+    # What it finds of no groups has the names of what it finds of any.
+    names = training.branch([], lambda prefixes, **_: []).found
+    values |= {k: given[k] for k in names}
+  if training.gold_answer is not None:
+    values['answer_probs'] = [[0.0], [0.0]]
   try:
     training.advantages(_two_of_one(**values))
   except MissingData as error:
     raise ConfigError(
       f'advantages: {error}: give learner.critic for values, branch '
-      'for turn_values; what else is missing no run records'
+      'for turn_values or baselines_N, gold_answer for answer_probs; what else '
+      'is missing no run records'
     ) from error
 
 

@@ -197,6 +197,22 @@ def bi_level_ppo():
   }
 
 
+def remax():
+  """arXiv:2310.10505: the greedy answer's reward is the baseline."""
+  return {
+    'advantages': named('advantages.remax'),
+    'branch': {'value': 'agentjax.rollout.branches.greedy_answers'},
+  }
+
+
+def igpo():
+  """arXiv:2510.14967: what a turn adds to the right answer's likelihood."""
+  return {
+    'advantages': named('turns.igpo'),
+    'gold_answer': {'value': 'agentjax.gold.verified'},
+  }
+
+
 def gigpo():
   """arXiv:2505.10978: groups of the same state, beside those of the task."""
   return {'advantages': named('anchors.gigpo')}
@@ -233,7 +249,7 @@ METHODS = {
   for f in (
     grpo, dr_grpo, dapo, rloo, reinforce_plus_plus, gspo, gspo_turn, cispo,
     sapo, gmpo, dppo, webrl, decoupled, icepop, ppo, turn_ppo, bi_level_ppo,
-    gigpo, tree_grpo, vineppo,
+    remax, igpo, gigpo, tree_grpo, vineppo,
   )
 }  # fmt: skip
 

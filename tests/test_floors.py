@@ -49,6 +49,7 @@ FLOORS = {
   'agentjax.ledger': 3,
   'agentjax.guards': 3,
   'agentjax.credit': 3,
+  'agentjax.gold': 3,
   'agentjax.training': 3,
   'agentjax.evaluate': 3,
   'agentjax.sft': 3,
@@ -105,7 +106,7 @@ ARROWS = {
     'agentjax.training',
   },
   'agentjax.ledger': {'agentjax.viewer'},
-  'agentjax.credit': {'agentjax.training'},
+  'agentjax.credit': {'agentjax.gold', 'agentjax.training'},
   'agentjax.guards': {
     'agentjax.credit',
     'agentjax.evaluate',

@@ -5,7 +5,8 @@ episode that begins with it is brought there by replaying its acts, runs only
 tokens that no other has run, and is a branch of its own. This file decides
 where to branch; who runs the branches is given to it as
 
-    go_on(prefixes: lists of trajectories, one a group) -> their Groups.
+    go_on(prefixes: lists of trajectories, one a group, **other options of
+      `collect`) -> their Groups.
 
 Letters: K turns of a trajectory.
 """
@@ -14,14 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from agentjax.rollout.collect import collect
+from agentjax.rollout.sampling import Sampling
 from agentjax.types import Group, Source, Status, Task, Trajectory
 
-GoOn = Callable[[Sequence[Sequence[Trajectory]]], list[Group]]
+GoOn = Callable[..., list[Group]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +32,13 @@ class Branched:
 
   Attributes:
     groups: what is learned from.
-    turn_values: float64[K] of each of its trajectories, in order: the value of
-      the state before each turn; or None.
+    found: fields of `rl.draw.Draw` by name, one entry a trajectory of these
+      groups, in order; the same names where there are none.
     tried: groups of branches that nothing is learned from, for their cost.
   """
 
   groups: list[Group]
-  turn_values: list[np.ndarray] | None = None
+  found: Mapping[str, list] = dataclasses.field(default_factory=dict)
   tried: list[Group] = dataclasses.field(default_factory=list)
 
 
@@ -48,8 +50,8 @@ def collected(
   if branch is None:
     return Branched(groups)
 
-  def go_on(prefixes):
-    return collect(tasks, prefixes=prefixes, **options)
+  def go_on(prefixes, **changes):
+    return collect(tasks, prefixes=prefixes, **options | changes)
 
   return branch(groups, go_on)
 
@@ -121,12 +123,32 @@ def state_values(
         before = before if found is None else found
         own.append(before)
       values.append(np.array(own))
-  return Branched(list(groups), values, tried)
+  return Branched(list(groups), {'turn_values': values}, tried)
 
 
 def _turns(trajectory: Trajectory) -> list[int]:
   """Numbers of the turns that have tokens."""
   return [k for k, turn in enumerate(trajectory.turns) if len(turn)]
+
+
+def greedy_answers(groups: Sequence[Group], go_on: GoOn) -> Branched:
+  """The reward of one greedy trajectory of each task, as a baseline.
+
+  0 where it came to no reward. Source: ReMax, arXiv:2310.10505, algorithm 1.
+  """
+  first = [[_begun(g)] for g in groups]
+  tried = go_on(first, sampling=Sampling(temperature=0.0))
+  baselines = []
+  for group, own in zip(groups, tried, strict=True):
+    reward = own.trajectories[0].reward
+    value = 0.0 if reward is None else reward.value
+    baselines += [value] * len(group.trajectories)
+  return Branched(list(groups), {'baselines_N': baselines}, tried)
+
+
+def _begun(group: Group) -> Trajectory:
+  """A trajectory of nothing yet, which no sample of the group is."""
+  return Trajectory(group.task, draw=group.draw, branch=1)
 
 
 def grow(

@@ -43,7 +43,7 @@ def test_leaves_share_their_past_and_run_only_what_is_new():
   engine = new_engine()
   plain = collected(None).groups
   found = collected(functools.partial(branches.grow, forks=2), engine)
-  assert found.turn_values is None and found.tried == []
+  assert found.found == {} and found.tried == []
   n_leaves = 0
   for group, before in zip(found.groups, plain, strict=True):
     by_id = {t.id: t for t in group.trajectories}
@@ -117,9 +117,9 @@ def test_the_value_of_a_state_is_the_mean_of_its_continuations():
   # Branches 1, 2 of the prompt, 3, 4 of turn 1; those of turn 2 fail.
   assert [t.branch for t in asked] == [1, 2, 3, 4, 5, 6]
   assert [len(t) for t in asked] == [1, 1, 3, 3, 5, 5]
-  np.testing.assert_allclose(found.turn_values[0], [1.5, 3.5, 3.5])
-  np.testing.assert_allclose(found.turn_values[1], [1.5])
-  assert found.turn_values[2].shape == (0,)
+  np.testing.assert_allclose(found.found['turn_values'][0], [1.5, 3.5, 3.5])
+  np.testing.assert_allclose(found.found['turn_values'][1], [1.5])
+  assert found.found['turn_values'][2].shape == (0,)
   assert found.groups == [group] and len(found.tried[0].trajectories) == 6
 
 
@@ -128,14 +128,36 @@ def test_values_of_a_real_draw_fit_its_estimator():
   found = collected(
     functools.partial(branches.state_values, continuations=2), engine
   )
-  draw = draw_from.groups(found.groups, turn_values=found.turn_values)
+  draw = draw_from.groups(found.groups, **found.found)
   credit = trees.vineppo(draw)
   assert any(np.any(a) for a in credit)
   members = [t for g in found.groups for t in g.trajectories]
-  for t, own in zip(members, found.turn_values, strict=True):
+  for t, own in zip(members, found.found['turn_values'], strict=True):
     assert own.shape == (len(t.turns),)
   cost = tally.expected_prefill([*found.groups, *found.tried])
   assert engine.stats.tokens_prefilled == cost
+
+
+def test_the_baseline_is_the_greedy_trajectory_of_the_task():
+  engine = new_engine()
+  found = collected(branches.greedy_answers, engine)
+  alone = collected(None, sampling=Sampling(temperature=0.0), group_size=1)
+  rewards = [g.trajectories[0].reward.value for g in alone.groups]
+  assert found.found['baselines_N'] == [r for r in rewards for _ in range(2)]
+  assert len({*rewards}) > 1
+  ids = {t.id for g in (*found.groups, *found.tried) for t in g.trajectories}
+  assert len(ids) == 3 * 3
+  cost = tally.expected_prefill([*found.groups, *found.tried])
+  assert engine.stats.tokens_prefilled == cost
+
+
+def test_what_is_found_has_the_same_names_where_there_is_nothing():
+  for branch, names in (
+    (branches.grow, set()),
+    (branches.state_values, {'turn_values'}),
+    (branches.greedy_answers, {'baselines_N'}),
+  ):
+    assert set(branch([], lambda prefixes, **_: []).found) == names
 
 
 def test_numbers_below_one_are_refused():
