@@ -276,6 +276,7 @@ class Run:
       'seed': o.seed,
       'in_flight': o.in_flight,
       'tool_threads': o.tool_threads,
+      'tool_seconds': o.tool_seconds,
     }
 
   def collect(self) -> tuple[list[Group], CollectStats]:

@@ -12,7 +12,9 @@ import numpy as np
 from agentjax.types import Group, Trajectory
 
 # What hangs on how fast things went: another run of the same seed has others.
-_TIMED = frozenset({'slot_occupancy', 'rows_parked', 'parked_bytes'})
+_TIMED = frozenset(
+  {'slot_occupancy', 'rows_parked', 'parked_bytes', 'calls_given_up'}
+)
 
 
 def is_clock(name: str) -> bool:

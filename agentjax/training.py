@@ -111,7 +111,8 @@ class Training:
     kl_control: (coefficient, kl, n=trajectories) -> the next coefficient,
       such as `rl.kl.adapted`, of whichever of the two is not 0.
     in_flight: episodes under way at once; None is one a slot.
-    tool_threads: environments that run at once.
+    tool_threads: environments that run at once. tool_seconds: that a call of
+      one may take before it is given up as an infrastructure failure.
     pages: write the last recorded step's trajectories as HTML.
     max_failure_rate: of a draw's trajectories, infrastructure failures and
       environment errors together; above it the run stops.
@@ -151,6 +152,7 @@ class Training:
   seed: int = 0
   in_flight: int | None = None
   tool_threads: int = 8
+  tool_seconds: float = 3600.0
   checkpoint_every: int = 5
   record_every: int = 1
   pages: bool = True
@@ -163,6 +165,10 @@ class Training:
         raise ConfigError(f'{name} is {getattr(self, name)}: give at least 1')
     if self.in_flight is not None and self.in_flight < 1:
       raise ConfigError(f'in_flight is {self.in_flight}: give 1 or more')
+    if not self.tool_seconds > 0:
+      raise ConfigError(
+        f'tool_seconds is {self.tool_seconds}: give a number above 0'
+      )
     if self.steps < 0:
       raise ConfigError(f'steps is {self.steps}: give 0 or more')
     # JAX would take the lower 32 bits of a larger one, and NumPy none below 0.

@@ -350,12 +350,14 @@ def _stepped(optimizer, sums, count, params, opt_state):
 
   Gradients that are not finite are taken for 0.
   """
-  grads = jax.tree.map(
-    lambda g, p: masked.divide(g, count).astype(p.dtype), sums, params
-  )
-  norm = optax.tree.norm(grads)
+  # Of the sums: divided ones would all be written down for it.
+  norm = masked.divide(optax.tree.norm(sums), count)
   finite = jnp.isfinite(norm)
-  safe = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)
+  safe = jax.tree.map(
+    lambda g, p: masked.divide(jnp.where(finite, g, 0), count).astype(p.dtype),
+    sums,
+    params,
+  )
   updates, opt_state = optimizer.update(safe, opt_state, params)
   params = optax.apply_updates(params, updates)
   # A gradient may be finite and what the optimizer makes of it not.
