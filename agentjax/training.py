@@ -202,10 +202,12 @@ class Training:
       raise ConfigError(
         'sampling.temperature is 0: greedy choices have no policy gradient'
       )
-    if dataclasses.replace(sampling, temperature=1.0) != Sampling():
+    if sampling.truncates and not sampling.top_k:
       raise ConfigError(
-        f'{sampling} truncates, and the learner knows only the whole '
-        'distribution: truncate in evaluation.sampling alone'
+        f'{sampling} truncates and may keep any number of ids, which the '
+        'learner would have to know: give top_k too, and engine.kept and '
+        'learner.kept at least as large; or truncate in evaluation.sampling '
+        'alone'
       )
     self._check_reference()
     try:
@@ -264,6 +266,7 @@ def parts(training: Training) -> tuple[Engine, Learner, Learner]:
       critic=None,
       reject=(),
       stale=None,
+      kept=0,  # nobody sampled demonstrations
     )
   except ValueError as error:
     raise ConfigError(f'engine or learner: {error}') from error
@@ -302,6 +305,7 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
       'kl_control has no coefficient to control: give learner.kl_coef or '
       'reward_kl_coef, to begin with'
     )
+  _check_kept(training, engine.kept, learner.kept)
   critic = learner.critic is not None
   values = {'values': np.zeros((2, 2))} if critic else {}
   if training.branch is not None:
@@ -313,6 +317,28 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
       f'advantages: {error}: give learner.critic for values, branch '
       'for turn_values; what else is missing no run records'
     ) from error
+
+
+def _check_kept(training: Training, engine: int, learner: int) -> None:
+  """Refuses truncation that the learner could not follow.
+
+  Its log-probs would be those of another distribution than was sampled from,
+  at every token, and each ratio off by the mass that was kept.
+  """
+  sampling = training.sampling
+  if sampling.truncates and (not sampling.fits(engine) or engine != learner):
+    raise ConfigError(
+      f'{sampling} truncates, and the learner has to know the ids that were '
+      f'kept: engine.kept is {engine} and learner.kept {learner}, give both '
+      f'the same number, at least top_k {sampling.top_k}; or truncate in '
+      'evaluation.sampling alone'
+    )
+  if engine and not training.evaluation.sampling.fits(engine):
+    raise ConfigError(
+      f'evaluation.sampling {training.evaluation.sampling} may keep more than '
+      f'the {engine} ids of engine.kept: give it top_k 1 to {engine}, or raise '
+      'engine.kept'
+    )
 
 
 def _check_ids(name: str, tasks: Sequence[Task]) -> None:
