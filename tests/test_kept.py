@@ -107,6 +107,31 @@ def test_what_was_kept_is_written_down_where_something_was_left_out():
   assert len(sizes) > 3
 
 
+def whole(params, trajectories):
+  """Log-probs [B, T] from whole logits, over the ids that were kept."""
+  B, V = len(trajectories), tiny.PLAIN.padded_vocab
+  tokens, there = np.zeros((2, B, T), np.int32)
+  keep = np.ones((B, T, V), bool)
+  for b, t in enumerate(trajectories):
+    tokens[b, : len(t)], there[b, : len(t)] = t.tokens(), 1
+    start = 0
+    for s in t.segments:
+      for i, ids in enumerate(() if s.kept is None else s.kept):
+        keep[b, start + i] = np.isin(np.arange(V), ids)
+      start += len(s)
+  return written(params, tokens, there, keep)
+
+
+@jax.jit
+def written(params, tokens_BT, there_BT, keep_BTV):
+  at = jnp.broadcast_to(jnp.arange(T), tokens_BT.shape)
+  hidden = transformer.forward(params, tokens_BT, at, there_BT, tiny.PLAIN)
+  z = transformer.logits(params, hidden, tiny.PLAIN)[:, :-1] / TEMPERATURE
+  logp = jax.nn.log_softmax(jnp.where(keep_BTV[:, 1:], z, -jnp.inf), -1)
+  own = jnp.take_along_axis(logp, tokens_BT[:, 1:, None], 2)[..., 0]
+  return jnp.pad(own, ((0, 0), (1, 0)))
+
+
 def test_sampler_and_learner_agree_on_truncated_tokens():
   trajectories = [*sampled(), shown()]
   at = places(trajectories, rows=2, length=T)
@@ -114,44 +139,22 @@ def test_sampler_and_learner_agree_on_truncated_tokens():
   for t, own in zip(trajectories[:-1], found, strict=False):
     np.testing.assert_allclose(own, t.per_token('logprobs'), atol=1e-4)
   # What nobody truncated is the whole distribution's.
-  want = np.asarray(whole(params(), trajectories[-1]))
-  np.testing.assert_allclose(found[-1][2:], want[2:], atol=1e-4)
+  want = whole(params(), trajectories)[-1, 2:5]
+  np.testing.assert_allclose(found[-1][2:], want, atol=1e-4)
   assert (found[-1][2:] < -0.01).all()
-
-
-def whole(params, t: Trajectory):
-  """Log-probs [T] from whole logits, over the ids that were kept."""
-  tokens = jnp.asarray(t.tokens())[None]
-  n = tokens.shape[1]
-  hidden = transformer.forward(
-    params, tokens, jnp.arange(n)[None], jnp.ones_like(tokens), tiny.PLAIN
-  )
-  z = transformer.logits(params, hidden, tiny.PLAIN)[0, :-1] / TEMPERATURE
-  keep = np.ones((n, z.shape[-1]), bool)
-  start = 0
-  for s in t.segments:
-    if s.kept is not None:
-      for i, ids in enumerate(s.kept):
-        keep[start + i] = np.isin(np.arange(z.shape[-1]), ids)
-    start += len(s)
-  logp = jax.nn.log_softmax(jnp.where(keep[1:], z, -jnp.inf), -1)
-  own = jnp.take_along_axis(logp, tokens[0, 1:, None], 1)[:, 0]
-  return jnp.concatenate([jnp.zeros(1), own])
 
 
 def test_the_gradient_is_that_of_the_renormalised_softmax():
   """And the KL to a reference is over the same ids."""
-  trajectories = [*sampled()[:3], shown()]
-  weigh = [t.loss_mask() for t in trajectories]
+  trajectories = [*sampled(), shown()]
+  masks = np.zeros((len(trajectories), T), bool)
+  for t, mask in zip(trajectories, masks, strict=True):
+    mask[: len(t)] = t.loss_mask()
 
   def mean(params):
-    total = sum(
-      jnp.sum(jnp.where(m, whole(params, t), 0))
-      for t, m in zip(trajectories, weigh, strict=True)
-    )
-    return -total / sum(m.sum() for m in weigh)
+    return -jnp.where(masks, whole(params, trajectories), 0).sum() / masks.sum()
 
-  value, gradient = jax.value_and_grad(mean)(params())
+  value, gradient = jax.jit(jax.value_and_grad(mean))(params())
   start = jax.tree.map(np.array, params())
   l = learner(loss=losses.cross_entropy)
   state, metrics = l.update(l.init(start), packed(trajectories), params(1))
@@ -160,13 +163,9 @@ def test_the_gradient_is_that_of_the_renormalised_softmax():
     *map(jax.tree.leaves, (gradient, params(), state.params)), strict=True
   ):
     np.testing.assert_allclose(p - q, g, atol=2e-6, rtol=1e-4)
-  k3 = []
-  for t, m in zip(trajectories, weigh, strict=True):
-    x = (whole(params(1), t) - whole(params(), t))[m]
-    k3.append(jnp.exp(x) - x - 1)
-  np.testing.assert_allclose(
-    metrics['kl'], np.concatenate(k3).mean(), rtol=1e-3
-  )
+  far = whole(params(1), trajectories) - whole(params(), trajectories)
+  k3 = np.expm1(far) - far
+  np.testing.assert_allclose(metrics['kl'], k3[masks].mean(), rtol=1e-3)
   assert all(np.isfinite(v) for v in metrics.values())
   assert metrics['entropy'] > 0.1
 
