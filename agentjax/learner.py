@@ -66,7 +66,8 @@ class Learner:
     remat, unroll, attention: see `transformer.forward`; attention None is
       `best_attention`'s for the devices and the length.
     kept: M, of batches of truncated sampling: log-probs are renormalised over
-      the ids that the sampler kept; 0 is off.
+      the ids that the sampler kept, the reference's too; entropy and the exact
+      KL stay those of the whole distribution. 0 is off.
     trees: rows may hold trees (`rl.tree_rows`): what trajectories share
       stands there once. For losses of tokens: one of trajectories or turns
       takes a tree for one of them.

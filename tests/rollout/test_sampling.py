@@ -24,7 +24,9 @@ def plain(z, u, temperature, top_k, top_p, min_p):
     p = np.exp(z - z.max())
     p /= p.sum()
     token = int(np.argmax(z))
-    return {token}, np.log(p), np.where(np.arange(len(z)) == token, 0, -np.inf)
+    with np.errstate(divide='ignore'):
+      full = np.log(p)
+    return {token}, full, np.where(np.arange(len(z)) == token, 0, -np.inf)
   z = z / temperature
   p = np.exp(z - z.max())
   p /= p.sum()
