@@ -86,6 +86,8 @@ class Training:
       optimizer=...)`; all their other options are bound.
     cold_start: supervised steps before reinforcement, with an optimizer of
       their own.
+    sampling: where it truncates, top_k is among it, and engine and learner have
+      the same `kept`, which is at least that.
     advantages: an estimator of the seam that `rl.draw` tells.
     value_targets: another one, for the critic, where the learner has one.
     shape: what is done to a draw's rewards before; of `rl.shaping`.
