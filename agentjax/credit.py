@@ -256,6 +256,7 @@ def _packed(o: Training, learner: Learner, trajectories, advantages, **more):
     length=learner.length,
     temperature=o.sampling.temperature,
     mask_observations=o.mask_observations,
+    kept=learner.kept,
     **more,
   )
 

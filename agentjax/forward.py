@@ -5,7 +5,7 @@ which tokens carry a loss, the state before each of them, and what the policy
 says there. Pure and traced; it knows no loss and no optimizer.
 
 Letters: B rows, T tokens, W parts that the mesh splits rows into, N
-loss-carrying tokens of a part of a micro-batch, D width.
+loss-carrying tokens of a part of a micro-batch, D width, M kept ids of a token.
 """
 
 from __future__ import annotations
@@ -74,17 +74,16 @@ class Forward:
       token_stats, finish=transformer.finisher(self.config), chunk=self.chunk,
       whole=transformer.whole_head,
     )  # fmt: skip
-    if reference is None:
-      return jax.vmap(lambda h, *rest: stats(Head(h, head.kernel_DV), *rest))(
-        head.hidden_ND, tokens.ids, tokens.temperature
-      )
 
-    def beside(h, far, *rest):
-      far = Head(far, reference.kernel_DV)
-      return stats(Head(h, head.kernel_DV), *rest, reference=far)
+    def part(h, far, ids, temperature, kept):
+      if far is not None:
+        far = Head(far, reference.kernel_DV)
+      own = Head(h, head.kernel_DV)
+      return stats(own, ids, temperature, reference=far, kept_NM=kept)
 
-    return jax.vmap(beside)(
-      head.hidden_ND, reference.hidden_ND, tokens.ids, tokens.temperature
+    far = None if reference is None else reference.hidden_ND
+    return jax.vmap(part)(
+      head.hidden_ND, far, tokens.ids, tokens.temperature, tokens.kept
     )
 
 
@@ -108,6 +107,7 @@ class Tokens(NamedTuple):
   place: jax.Array  # index of the token itself, in its part
   sequences: jax.Array  # 0.. for the trajectories of a part
   turns: jax.Array  # 0.. for the turns of a part
+  kept: jax.Array | None  # [W, N, M], see `rl.batch.Batch`; None where M is 0
 
   @property
   def sampled(self) -> jax.Array:
@@ -135,6 +135,10 @@ def pick(batch: Batch, capacity: int, parts: int) -> Tokens:
     x = jnp.take_along_axis(by_part(x, parts), index_WN, 1)
     return jnp.where(mask_WN, x, fill)
 
+  kept = None
+  if batch.kept.shape[-1]:
+    kept = at(by_part(batch.kept, parts), index_WN)
+    kept = jnp.where(mask_WN[..., None], kept, -1)
   # Compacting keeps the order, so that a trajectory's tokens are neighbours.
   T = batch.tokens.shape[1]
   trajectory = (index_WN // T, take(batch.pack_ids, 0))
@@ -155,6 +159,7 @@ def pick(batch: Batch, capacity: int, parts: int) -> Tokens:
     place=index_WN,
     sequences=_ranks(*trajectory),
     turns=_ranks(*trajectory, take(batch.turns, 0)),
+    kept=kept,
   )
 
 

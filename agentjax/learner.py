@@ -65,6 +65,9 @@ class Learner:
     dtype: of compute.
     remat, unroll, attention: see `transformer.forward`; attention None is
       `best_attention`'s for the devices and the length.
+    kept: M, of batches of truncated sampling: log-probs are renormalised over
+      the ids that the sampler kept, the reference's too; entropy and the exact
+      KL stay those of the whole distribution. 0 is off.
     trees: rows may hold trees (`rl.tree_rows`): what trajectories share
       stands there once. For losses of tokens: one of trajectories or turns
       takes a tree for one of them.
@@ -94,6 +97,7 @@ class Learner:
     remat: bool | Policy | None = True,
     unroll: bool = False,
     attention: Attention | None = None,
+    kept: int = 0,
     trees: bool = False,
     mesh: Mesh | None = None,
   ):
@@ -102,6 +106,11 @@ class Learner:
                         ('micro_batches', micro_batches)):  # fmt: skip
       if value < 1:
         raise ValueError(f'learner.{name} is {value}: give at least 1')
+    if not 0 <= kept <= config.vocab_size:
+      raise ValueError(
+        f'learner.kept is {kept}: give 0 (off) to the {config.vocab_size} ids '
+        'that there are'
+      )
     ascending = list(shares) == sorted(set(shares))
     if not shares or not ascending or shares[0] <= 0 or shares[-1] != 1.0:
       raise ValueError(
@@ -113,7 +122,7 @@ class Learner:
         'share the trunk, or drop lora'
       )
     self.config, self.rows, self.length = config, rows, length
-    self.lora = lora
+    self.lora, self.kept = lora, kept
     self.kl_coef, self.critic = kl_coef, critic
     self.reject, self.stale, self.trees = tuple(reject), stale, trees
     self.mesh, self._optimizer = mesh, optimizer
@@ -215,7 +224,7 @@ class Learner:
     Args:
       scores: `logprobs` too.
     """
-    empty = empty_batch(self.local_rows, self.length)
+    empty = empty_batch(self.local_rows, self.length, self.kept)
     self._placing.agree(0, 0)
     for capacity in self._capacities:
       if scores:
@@ -253,7 +262,7 @@ class Learner:
         lambda x: jax.ShapeDtypeStruct(
           (K, *x.shape), x.dtype, sharding=self._placing.batch(1)
         ),
-        empty_batch(self.rows, self.length),
+        empty_batch(self.rows, self.length, self.kept),
       )
       out = {
         f'add {c}': self._add.lower(
@@ -323,6 +332,11 @@ class Learner:
         f'batch of shape {batch.tokens.shape}: rows must be a multiple of '
         f'{local} and the length {self.length}, as rl.batch.pack makes them'
       )
+    if (kept := batch.kept.shape[2]) != self.kept:
+      raise ValueError(
+        f'the batch has room for {kept} kept ids a token and the learner for '
+        f'{self.kept}: give pack and Learner the same kept'
+      )
     # A row may be longer than that: positions restart in it.
     if (last := int(batch.positions.max(initial=0))) >= self.config.context:
       raise ValueError(
@@ -342,7 +356,8 @@ class Learner:
   def _update(self, state, pieces, capacity, reference, kl_coef):
     K = self._micro_batches
     missing = -len(pieces) % K
-    pieces = pieces + [empty_batch(self.local_rows, self.length)] * missing
+    empty = empty_batch(self.local_rows, self.length, self.kept)
+    pieces = pieces + [empty] * missing
     with self._placing.on_mesh():
       sums = self._zeros(state.params, state.critic)
       for i in range(0, len(pieces), K):

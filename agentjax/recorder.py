@@ -102,9 +102,12 @@ class Recorder:
     """
     given = dict(advantages or {})
     rows, columns, start = [], {}, 0
+    # One array for all, so that each token's row is where its others are.
+    members = (t for g in groups for t in g.trajectories)
+    kept = max(map(records.most_kept, members), default=0)
     for number, group in enumerate(groups):
       for trajectory in group.trajectories:
-        record, arrays = records.trajectory_to_record(trajectory)
+        record, arrays = records.trajectory_to_record(trajectory, kept)
         advantage = given.pop(trajectory.id, None)
         arrays['advantages'] = _advantages(trajectory, advantage)
         for name, array in arrays.items():

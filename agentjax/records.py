@@ -28,10 +28,34 @@ from agentjax.types import (
 )
 
 
+def most_kept(trajectory: Trajectory) -> int:
+  """M of the widest `Segment.kept`, 0 where no segment has one."""
+  kept = (s.kept for s in trajectory.turns)
+  return max((k.shape[1] for k in kept if k is not None), default=0)
+
+
+def kept_ids(trajectory: Trajectory, width: int) -> np.ndarray:
+  """int32[T, width]: `Segment.kept` of all tokens; -1 where there is none.
+
+  The width is at least `most_kept`.
+  """
+  out, start = np.full((len(trajectory), width), -1, np.int32), 0
+  for s in trajectory.segments:
+    if s.kept is not None:
+      out[start : start + len(s), : s.kept.shape[1]] = s.kept
+    start += len(s)
+  return out
+
+
 def trajectory_to_record(
-  trajectory: Trajectory,
+  trajectory: Trajectory, kept: int | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Splits a trajectory into a JSON-able dict and arrays over its tokens.
+
+  Args:
+    kept: columns of the array of kept ids, where trajectories of different
+      ones are to stand in one; by default as many as it needs. With 0 there is
+      no such array.
 
   Raises:
     ValueError: if a segment has a payload, which no file format holds yet.
@@ -52,6 +76,7 @@ def trajectory_to_record(
         'n': len(s),
         'stop': s.stop.value if s.stop else None,
         'kv_versions': [list(stretch) for stretch in s.kv_versions],
+        'kept': None if s.kept is None else s.kept.shape[1],
       }
       for s in trajectory.segments
     ],
@@ -70,6 +95,9 @@ def trajectory_to_record(
   arrays = {'tokens': trajectory.tokens()}
   for name in (*TOKEN_FIELDS, 'versions'):
     arrays[name] = trajectory.per_token(name)
+  kept = most_kept(trajectory) if kept is None else kept
+  if kept:
+    arrays['kept'] = kept_ids(trajectory, kept)
   return record, arrays
 
 
@@ -99,7 +127,10 @@ def trajectory_from_record(
         name: arrays[name][span] for name in (*TOKEN_FIELDS, 'versions')
       }
       fields['stop'] = Stop(s['stop'])
-      fields['kv_versions'] = s.get('kv_versions', ())  # older records lack it
+      # Older records lack these two.
+      fields['kv_versions'] = s.get('kv_versions', ())
+      if (kept := s.get('kept')) is not None:
+        fields['kept'] = arrays['kept'][span, :kept]
     segments.append(Segment(source, arrays['tokens'][span], **fields))
   if total != len(arrays['tokens']):
     raise ValueError(

@@ -86,6 +86,8 @@ class Training:
       optimizer=...)`; all their other options are bound.
     cold_start: supervised steps before reinforcement, with an optimizer of
       their own.
+    sampling: where it truncates, top_k is among it, and engine and learner have
+      the same `kept`, which is at least that.
     advantages: an estimator of the seam that `rl.draw` tells.
     value_targets: another one, for the critic, where the learner has one.
     shape: what is done to a draw's rewards before; of `rl.shaping`.
@@ -211,10 +213,12 @@ class Training:
       raise ConfigError(
         'sampling.temperature is 0: greedy choices have no policy gradient'
       )
-    if dataclasses.replace(sampling, temperature=1.0) != Sampling():
+    if sampling.truncates and not sampling.top_k:
       raise ConfigError(
-        f'{sampling} truncates, and the learner knows only the whole '
-        'distribution: truncate in evaluation.sampling alone'
+        f'{sampling} truncates and may keep any number of ids, which the '
+        'learner would have to know: give top_k too, and engine.kept and '
+        'learner.kept at least as large; or truncate in evaluation.sampling '
+        'alone'
       )
     self._check_reference()
     try:
@@ -273,6 +277,7 @@ def parts(training: Training) -> tuple[Engine, Learner, Learner]:
       critic=None,
       reject=(),
       stale=None,
+      kept=0,  # nobody sampled demonstrations
     )
   except ValueError as error:
     raise ConfigError(f'engine or learner: {error}') from error
@@ -311,6 +316,7 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
       'kl_control has no coefficient to control: give learner.kl_coef or '
       'reward_kl_coef, to begin with'
     )
+  _check_kept(training, engine.kept, learner.kept)
   critic = learner.critic is not None
   values = {'values': np.zeros((2, 2))} if critic else {}
   given = {'turn_values': [[0.0], [0.0]], 'baselines_N': [0.0, 0.0]}
@@ -328,6 +334,28 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
       'for turn_values or baselines_N, gold_answer for answer_probs; what else '
       'is missing no run records'
     ) from error
+
+
+def _check_kept(training: Training, engine: int, learner: int) -> None:
+  """Refuses truncation that the learner could not follow.
+
+  Its log-probs would be those of another distribution than was sampled from,
+  at every token, and each ratio off by the mass that was kept.
+  """
+  sampling = training.sampling
+  if sampling.truncates and (not sampling.fits(engine) or engine != learner):
+    raise ConfigError(
+      f'{sampling} truncates, and the learner has to know the ids that were '
+      f'kept: engine.kept is {engine} and learner.kept {learner}, give both '
+      f'the same number, at least top_k {sampling.top_k}; or truncate in '
+      'evaluation.sampling alone'
+    )
+  if engine and not training.evaluation.sampling.fits(engine):
+    raise ConfigError(
+      f'evaluation.sampling {training.evaluation.sampling} may keep more than '
+      f'the {engine} ids of engine.kept: give it top_k 1 to {engine}, or raise '
+      'engine.kept'
+    )
 
 
 def _check_ids(name: str, tasks: Sequence[Task]) -> None:

@@ -253,9 +253,11 @@ def _number(value: Any, what: str) -> float:
   return float(value)
 
 
-def _frozen(array, dtype, name: str, n: int | None) -> np.ndarray:
+def _frozen(
+  array, dtype, name: str, n: int | None, ndim: int = 1
+) -> np.ndarray:
   out = np.array(array, dtype=dtype)
-  if out.ndim != 1 or (n is not None and out.shape[0] != n):
+  if out.ndim != ndim or (n is not None and out.shape[0] != n):
     raise ValueError(
       f'Segment.{name} has shape {out.shape}, but the segment has {n} tokens: '
       'give one value a token'
@@ -286,6 +288,8 @@ class Segment:
       nobody wrote it down. A token was sampled on top of the stretches before
       it: a version below its own there is a state that older weights made.
     payload: room for what is not a token (an image); nothing uses it yet.
+    kept: int32[n, M], MODEL only: the ids that truncation kept, the token's own
+      among them; -1 where there are fewer. None: of whoever kept all ids.
   """
 
   source: Source
@@ -297,6 +301,7 @@ class Segment:
   stop: Stop | None = None
   kv_versions: tuple[tuple[int, int], ...] = ()
   payload: Any = None
+  kept: np.ndarray | None = None
 
   def __post_init__(self):
     tokens = _frozen(self.tokens, np.int32, 'tokens', None)
@@ -325,6 +330,11 @@ class Segment:
         'the MODEL segment behind it says it'
       )
     object.__setattr__(self, 'kv_versions', stretches)
+    if self.kept is not None:
+      if not is_model:
+        raise ValueError(f'Segment.kept is set on a {self.source.name} segment')
+      kept = _frozen(self.kept, np.int32, 'kept', len(tokens), 2)
+      object.__setattr__(self, 'kept', kept)
 
   def __len__(self) -> int:
     return self.tokens.shape[0]

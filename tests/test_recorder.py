@@ -1,5 +1,6 @@
 """Records that stand once, whole, and hold what any policy may write."""
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -112,6 +113,38 @@ def test_trajectories_come_back_the_same(tmp_path):
   assert sorted(given) == ['4/t/0/0', '4/u/0/0']  # the third one got none
   assert given['4/t/0/0'].tolist() == [0, 0, 0, 1.5, -2, 0]
   assert recorder.trajectory_steps(tmp_path) == [12]
+
+
+def test_kept_ids_come_back_beside_trajectories_without(tmp_path):
+  def kept(t, ids):
+    prompt, turn, *rest = t.segments
+    turn = dataclasses.replace(turn, kept=ids)
+    return dataclasses.replace(t, segments=(prompt, turn, *rest))
+
+  wide, narrow = [[5, 1, 2], [6, -1, -1]], [[8]]
+  groups = [
+    group(
+      trajectory(0),
+      kept(trajectory(1), wide),
+      kept(trajectory(2, tokens=(8,)), narrow),
+      kept(trajectory(3, tokens=()), np.zeros((0, 2))),
+    )
+  ]
+  recorder.Recorder(tmp_path).trajectories(3, groups)
+  (back,), _ = recorder.read_trajectories(tmp_path, 3)
+  turns = [t.turns[0].kept for t in back.trajectories]
+  assert turns[0] is None
+  np.testing.assert_array_equal(turns[1], wide)
+  np.testing.assert_array_equal(turns[2], narrow)
+  assert turns[3].shape == (0, 2)
+  for a, b in zip(groups[0].trajectories, back.trajectories, strict=True):
+    same(a, b)
+  # Records of before say nothing of it.
+  record, arrays = records.trajectory_to_record(trajectory())
+  assert 'kept' not in arrays
+  for segment in record['segments']:
+    del segment['kept']
+  same(records.trajectory_from_record(record, arrays), trajectory())
 
 
 def test_an_empty_step_is_a_record_too(tmp_path):

@@ -24,6 +24,7 @@ from agentjax.rl import (
   trees,
   turns,
 )
+from agentjax.rollout import sampling
 from agentjax.train import train
 from agentjax.training import ConfigError
 
@@ -96,7 +97,19 @@ def adapted(base):
   )
 
 
-EACH = pytest.mark.parametrize('method', [ppo, turn_ppo, decoupled, adapted])
+def truncated(base):
+  return dataclasses.replace(
+    of(base, kl_coef=0.1, kept=8),
+    engine=functools.partial(base.engine, kept=8),
+    sampling=sampling.Sampling(temperature=0.9, top_k=8, top_p=0.9),
+    recompute_old=True,
+    use_reference=True,
+  )
+
+
+EACH = pytest.mark.parametrize(
+  'method', [ppo, turn_ppo, decoupled, adapted, truncated]
+)
 
 
 def rows(workdir):
@@ -135,6 +148,12 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(method, tmp_path):
     # Against its own average, half of the way behind.
     assert a[1]['kl'] > 0 and 0 < a[0]['chosen'] <= 1
 
+  if method is truncated:
+    assert all(np.isfinite(r['entropy']) for r in a) and a[2]['kl'] > 0
+    groups, _ = recorder.read_trajectories(tmp_path / 'b', summary['steps'])
+    turns = [s for g in groups for t in g.trajectories for s in t.turns]
+    assert turns and all(s.kept.shape == (len(s), 8) for s in turns)
+    assert min(s.log_kept_mass.min(initial=0) for s in turns) < -0.01
   if method is adapted:
     assert a[1]['kl'] > 0
     # Adapters of another shape do not go on from these.
@@ -146,6 +165,32 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(method, tmp_path):
 def refused(tmp_path, training, match):
   with pytest.raises(ConfigError, match=match):
     train(tmp_path, training)
+
+
+def test_truncation_that_the_learner_cannot_follow_is_refused(tmp_path):
+  base = tiny_run.training(*SMALL)
+  change = dataclasses.replace
+  whole = truncated(base)
+  other = functools.partial(base.engine, kept=16)
+  few = sampling.Sampling(top_k=9)
+  for training, match in (
+    (change(whole, engine=base.engine), 'engine.kept is 0 and .*kept 8'),
+    (change(whole, learner=base.learner), 'engine.kept is 8 and .*kept 0'),
+    (change(whole, engine=other), 'engine.kept is 16 and .*kept 8'),
+    (change(whole, sampling=few), 'at least top_k 9; or truncate in eval'),
+    (of(whole, kept=-1), 'learner.kept is -1'),
+    (change(whole, engine=functools.partial(base.engine, kept=-1)), 'kept -1'),
+    (
+      change(whole, evaluation=change(base.evaluation, sampling=few)),
+      'evaluation.sampling .*top_k=9.* more than the 8 ids',
+    ),
+  ):
+    refused(tmp_path, training, match)
+  for endless in ({'top_p': 0.9}, {'min_p': 0.1}):
+    with pytest.raises(ConfigError, match='give top_k too, and engine.kept'):
+      change(whole, sampling=sampling.Sampling(**endless))
+  with pytest.raises(ConfigError, match='temperature is 0'):
+    change(whole, sampling=sampling.Sampling(0.0, top_k=8))
 
 
 def test_an_estimator_that_lacks_its_data_is_refused(tmp_path):

@@ -39,6 +39,11 @@ def test_a_segment_is_complete_when_it_is_made():
     Segment(Source.MODEL, [1, 2], np.zeros(3), n, n, n, Stop.END_OF_TURN)
   with pytest.raises(ValueError, match='versions is set on a OBSERVATION'):
     Segment(Source.OBSERVATION, [1, 2], versions=n)
+  with pytest.raises(ValueError, match='kept is set on a FORCED'):
+    Segment(Source.FORCED, [1, 2], kept=[[1], [2]])
+  for kept in ([1, 2], [[1, 2]]):
+    with pytest.raises(ValueError, match=r'kept has shape .* has 2 tokens'):
+      Segment(Source.MODEL, [1, 2], n, n, n, n, Stop.END_OF_TURN, kept=kept)
 
 
 def test_records_cannot_be_changed():

@@ -7,7 +7,7 @@ label: entry t belongs to token t, which the model predicts from t - 1. A
 token's weight is 0 unless the policy sampled it and its trajectory may be
 trained on: the weight is the mask, times what `rl.aggregation` makes of it.
 
-Letters: B rows, T tokens, N trajectories.
+Letters: B rows, T tokens, N trajectories, M kept ids of a token.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agentjax.records import kept_ids, most_kept
 from agentjax.types import Source, Trajectory
 
 
 class Batch(NamedTuple):
-  """Arrays [B, T]; at weight 0 the float arrays are 0."""
+  """Arrays [B, T]; at weight 0 the float arrays are 0.
+
+  `kept` is [B, T, M]: -1 where fewer ids were kept, and throughout where all
+  were, and at weight 0; M is 0 where nobody truncates.
+  """
 
   tokens: np.ndarray  # int32
   positions: np.ndarray  # int32, restarting per trajectory
@@ -38,6 +43,7 @@ class Batch(NamedTuple):
   returns: np.ndarray  # float32, what the critic is to predict
   before: np.ndarray  # int32, the place of the token before
   ends: np.ndarray  # int32, first place behind all that may see this token
+  kept: np.ndarray  # int32, ids that truncated sampling kept
   # float32 [B]: shares of what the sum of weighted losses is divided by.
   counts: np.ndarray
 
@@ -127,6 +133,7 @@ def pack(
   weights: Sequence[np.ndarray] | None = None,
   count: float | None = None,
   at: Places | None = None,
+  kept: int = 0,
   **columns: Sequence[np.ndarray],
 ) -> Batch:
   """Packs trajectories.
@@ -140,23 +147,30 @@ def pack(
       `count`, what their sum of losses is divided by. By default a token's is
       its trajectory's `row_weight`, and the count their sum.
     at: places, where they are known: those of a tree, or of a batch before.
+    kept: M, where tokens were sampled from few ids.
     columns: `old`, `values` and `returns` by name, float[T] a trajectory; by
       default the behaviour policy's log-probs, and 0.
 
   Raises:
-    ValueError: a trajectory is longer than a row, or greedy, or has another
-      number of advantages than tokens.
+    ValueError: a trajectory is longer than a row, or greedy, has another
+      number of advantages than tokens, or more kept ids than `kept`.
   """
   if temperature <= 0:
     raise ValueError(
       f'temperature {temperature}: greedy choices have no policy gradient, '
       'sample with a temperature > 0'
     )
+  for t in trajectories:
+    if (most := most_kept(t)) > kept:
+      raise ValueError(
+        f'trajectory {t.id} was sampled from up to {most} ids a token and the '
+        f'batch has room for {kept}: give pack and Learner kept={most}'
+      )
   at = at or places(trajectories, rows=rows, length=length)
   if weights is None:
     weights = [label_mask(t, mask_observations) * t.row_weight
                for t in trajectories]  # fmt: skip
-  batch = empty_batch(at.rows, length)._replace(
+  batch = empty_batch(at.rows, length, kept)._replace(
     pack_ids=at.pack_ids, before=np.maximum(at.before, 0), ends=at.ends
   )
   # Of a token that stands in several trajectories the weights are added up,
@@ -208,12 +222,13 @@ def add_rows(batch: Batch, rows: int) -> Batch:
     )
   if not more:
     return batch
-  pairs = zip(batch, empty_batch(more, batch.tokens.shape[1]), strict=True)
+  empty = empty_batch(more, batch.tokens.shape[1], batch.kept.shape[2])
+  pairs = zip(batch, empty, strict=True)
   return Batch(*(np.concatenate(pair) for pair in pairs))
 
 
-def empty_batch(B: int, T: int) -> Batch:
-  """B rows of T tokens of padding: they change nothing."""
+def empty_batch(B: int, T: int, kept: int = 0) -> Batch:
+  """B rows of T tokens of padding, with M = `kept`: they change nothing."""
 
   def full(value, dtype, *shape):
     return np.full(shape or (B, T), value, dtype)
@@ -234,6 +249,7 @@ def empty_batch(B: int, T: int) -> Batch:
     returns=full(0, real),
     before=full(0, whole),
     ends=full(0, whole),
+    kept=full(-1, whole, B, T, kept),
     counts=full(0, real, B),
   )
 
@@ -275,6 +291,14 @@ def _write(
     old = column[span]
     mixed = np.where(before > 0, old + share * (new - old), new)
     column[span] = np.where(mask, mixed, old)
+  kept = np.where(mask[:, None], kept_ids(trajectory, batch.kept.shape[2]), -1)
+  twice = mask & (before > 0)
+  if (batch.kept[span] != kept)[twice].any():
+    raise ValueError(
+      f'trajectory {trajectory.id} shares tokens that were sampled from other '
+      'ids: give a tree of trajectories that were forked'
+    )
+  batch.kept[span] = np.where(mask[:, None], kept, batch.kept[span])
   total[span] = before + weights
 
 

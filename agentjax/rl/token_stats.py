@@ -50,6 +50,11 @@ class _Tokens(NamedTuple):
   temperature: jax.Array
   kept: jax.Array | None  # int32 [N, M], -1 where there are fewer
 
+  @property
+  def cut(self) -> jax.Array:
+    """bool[N]: whether anything was left out."""
+    return (self.kept >= 0).any(-1)
+
 
 def as_it_is(logits: jax.Array) -> jax.Array:
   """The `finish` of a model without soft-cap and padding."""
@@ -82,7 +87,7 @@ def token_stats(
       temperature; nothing flows back into it.
     kept_NM: ids that the sampler kept (top-k, top-p, min-p), -1 where there
       are fewer; a token's own id always counts. `logprobs_N` are then those of
-      the distribution that was sampled from.
+      the distribution that was sampled from. A row without ids kept all.
     chunk: rows whose logits exist at once, at most.
     whole: what is done to a kernel once for all chunks: on a mesh, gathering
       it. Its values stay what they are.
@@ -262,6 +267,7 @@ def _measure(z_CV, tokens: _Tokens, log_ref_CV) -> TokenStats:
     kl = mean(below - total[:, None] - log_ref_CV)
   if tokens.kept is not None:
     log_kept = _kept_total(below, tokens)[0] - total
+    log_kept = jnp.where(tokens.cut, log_kept, 0.0)
   return TokenStats(
     own - total - log_kept, total - mean(below), top + total, kl, log_kept
   )
@@ -291,8 +297,8 @@ def _back(
   if tokens.kept is None:
     return jnp.where(own, through[:, None], 0.0) + mass * factor
   # logp = z_y - L_kept, log_kept = L_kept - L: p_kept is what L_kept moves by.
-  moved = d.log_kept_N - through
-  factor += (through - d.log_kept_N)[:, None]
+  moved = jnp.where(tokens.cut, d.log_kept_N - through, 0.0)
+  factor -= moved[:, None]
   whole, places = _kept_total(z_CV, tokens)
   z = jnp.take_along_axis(z_CV, jnp.minimum(places, V - 1), 1)
   kept = moved[:, None] * jnp.exp(z - whole[:, None])

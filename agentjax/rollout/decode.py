@@ -5,7 +5,7 @@ here that is not an index. All decisions of a chunk are one fixed-shape `Plan`,
 which a leader could broadcast; stops, budgets and sampling parameters are
 data, never shapes.
 
-Letters: S slots, C chunk, V vocabulary, D width.
+Letters: S slots, C chunk, V vocabulary, D width, M kept ids of a token.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Chunk(NamedTuple):
   count_S: jax.Array  # int32: tokens sampled
   stop_S: jax.Array  # int32: GOES_ON, STRING, ID or BUDGET
   stop_state_S: jax.Array
+  kept_SCM: jax.Array | None = None  # int32, see `sampling.Sampled`
 
 
 GOES_ON, STRING, ID, BUDGET = range(4)
@@ -95,7 +96,7 @@ def fork(hidden_SD, cache, source, target, hidden_D, *, n, store):
 
 def chunk(
   layout, table, hidden_SD, cache, plan, *,
-  capacity, stops, store, config, dtype,
+  capacity, stops, store, config, dtype, kept=0,
 ):  # fmt: skip
   """Samples up to plan.steps tokens in every live slot.
 
@@ -112,6 +113,7 @@ def chunk(
     jnp.zeros(S, jnp.int32),
     jnp.where(plan.live_S, GOES_ON, BUDGET).astype(jnp.int32),
     plan.stop_state_S,
+    jnp.full((S, capacity, kept), -1, jnp.int32) if kept else None,
   )
 
   # A slot that goes on has sampled in every iteration before, so that all
@@ -136,10 +138,16 @@ def chunk(
       plan.top_k_S,
       plan.top_p_S,
       plan.min_p_S,
+      kept=kept,
     )
 
     def write(column, value):
       return column.at[:, i].set(jnp.where(live_S, value, 0))
+
+    kept_SCM = out.kept_SCM
+    if kept:
+      ids = jnp.where(live_S[:, None], drawn.kept, -1)
+      kept_SCM = kept_SCM.at[:, i].set(ids)
 
     count_S = out.count_S + live_S
     state_S = table[out.stop_state_S, drawn.token].astype(jnp.int32)
@@ -164,6 +172,7 @@ def chunk(
       count_S,
       jnp.where(live_S, stop_S, out.stop_S),
       jnp.where(live_S & (stop_S == GOES_ON), state_S, out.stop_state_S),
+      kept_SCM,
     )
     hidden_SD = jnp.where(live_S[:, None], new_SD[:, 0], hidden_SD)
     return i + 1, hidden_SD, cache, out

@@ -63,6 +63,8 @@ class Engine:
     mesh: None for the default device.
     store: layout of the KV cache and the attention over it, called as
       (config, slots, context, cache dtype, mesh); None is `best_store`'s.
+    kept: M, ids that a turn which truncates may keep for a token; they are
+      written down. 0 is off.
   """
 
   def __init__(
@@ -79,6 +81,7 @@ class Engine:
     stale_kv: StaleKV = StaleKV.REFUSE,
     mesh: Mesh | None = None,
     store: Callable[..., Store] | None = None,
+    kept: int = 0,
   ):
     if slots < 1 or chunk < 1 or context < 2:
       raise ValueError(
@@ -91,7 +94,13 @@ class Engine:
         f'context {context} exceeds the {config.context} positions that the '
         'model was made for: lower engine context'
       )
+    if not 0 <= kept <= config.vocab_size:
+      raise ValueError(
+        f'kept {kept}: give 0 (off) to the {config.vocab_size} ids that there '
+        'are'
+      )
     self.config, self.context, self.chunk = config, context, chunk
+    self.kept = kept
     self.buckets = tuple(buckets)
     self.stale_kv = StaleKV(stale_kv)
     self._stops = stops
@@ -99,7 +108,7 @@ class Engine:
     programs = Programs(
       config, stops, slots=slots, context=context, chunk=chunk, dtype=dtype,
       cache_dtype=cache_dtype, mesh=mesh,
-      store=store or best_store(config, cache_dtype, mesh),
+      store=store or best_store(config, cache_dtype, mesh), kept=kept,
     )  # fmt: skip
     self._rows = Rows(
       config, programs, slots=slots, context=context, buckets=buckets,
@@ -281,10 +290,15 @@ class Engine:
         already, they count for stop strings.
 
     Raises:
-      ValueError: the slot is empty, busy, does not end with `said`, or no
-        token may be sampled.
+      ValueError: the slot is empty, busy, does not end with `said`, no token
+        may be sampled, or the sampling may keep more ids than `kept`.
     """
     s = self._rows.held(slot)
+    if self.kept and not sampling.fits(self.kept):
+      raise ValueError(
+        f'{sampling} may keep more than the {self.kept} ids that engine.kept '
+        f'has room for: give top_k 1 to {self.kept}, or raise engine.kept'
+      )
     if np.shape(key) != (2,):
       raise ValueError(
         f'key of shape {np.shape(key)}: give uint32[2], as trajectory_key does'
@@ -373,6 +387,8 @@ class Engine:
           np.full(n, version, np.int32),
         )
       )
+      if self.kept and turn.sampling.truncates:
+        turn.kept.append(chunk.kept_SCM[i, :n])
       turn.budget -= n
       turn.stop_state = int(chunk.stop_state_S[i])
       self.stats.tokens_on_old_kv += n * slot.stale(version)

@@ -53,6 +53,7 @@ class Programs:
     cache_dtype: str,
     mesh: Mesh | None,
     store: Callable[..., cache.Store] = cache.Spans,
+    kept: int = 0,
   ):
     if (ids := stops.table.shape[1]) < config.vocab_size:
       raise ValueError(
@@ -90,7 +91,12 @@ class Programs:
     )
     self._chunk = jax.jit(
       functools.partial(
-        decode.chunk, capacity=chunk, stops=stops, store=self.store, **kw
+        decode.chunk,
+        capacity=chunk,
+        stops=stops,
+        store=self.store,
+        kept=kept,
+        **kw,
       ),
       donate_argnums=(2, 3),
       **chunk_options,

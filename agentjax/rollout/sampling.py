@@ -27,7 +27,9 @@ NEAR = 128  # of the largest logits are looked at before the others
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How a slot samples. Defaults are what training needs: no truncation.
+  """How a slot samples. The default truncates nothing.
+
+  Who trains on truncated sampling needs the ids that were kept: see `fits`.
 
   Attributes:
     temperature: divides the logits; 0 is greedy.
@@ -54,6 +56,18 @@ class Sampling:
       raise ValueError(f'top_p {self.top_p}: give a number in (0, 1]')
     if not 0 <= self.min_p <= 1:
       raise ValueError(f'min_p {self.min_p}: give a number in [0, 1]')
+
+  @property
+  def truncates(self) -> bool:
+    """Whether it keeps less than the whole distribution, as greedy does."""
+    whole = self.top_k == 0 and self.top_p == 1 and self.min_p == 0
+    return self.temperature == 0 or not whole
+
+  def fits(self, kept: int) -> bool:
+    """Whether `kept` ids hold all that it keeps; True if it keeps all."""
+    if self.temperature == 0:
+      return kept >= 1
+    return not self.truncates or 1 <= self.top_k <= kept
 
 
 def trajectory_key(
@@ -94,12 +108,17 @@ def uniform(key_S2: jax.Array, position_S: jax.Array) -> jax.Array:
 
 
 class Sampled(NamedTuple):
-  """One token a slot: int32[S] ids and float32[S] log-probs."""
+  """One token a slot: int32[S] ids and float32[S] log-probs.
+
+  `kept` is int32[S, M] or None: the ids that truncation kept, -1 where there
+  are fewer, and throughout where it kept all.
+  """
 
   token: jax.Array
   logprob: jax.Array
   logprob_full: jax.Array
   log_kept_mass: jax.Array
+  kept: jax.Array | None = None
 
 
 def sample(
@@ -109,12 +128,17 @@ def sample(
   top_k_S: jax.Array,
   top_p_S: jax.Array,
   min_p_S: jax.Array,
+  *,
+  kept: int = 0,
 ) -> Sampled:
   """Draws one token per slot by the inverse CDF of one uniform number.
 
   Args:
     logits_SV: float32. u_S: float32 in [0, 1).
     temperature_S, top_k_S, top_p_S, min_p_S: see `Sampling`.
+    kept: M, at most V: whoever truncates keeps the M largest of what it would
+      keep, and says which; ties beyond M are not sampled either, the largest
+      ids first. 0 is off.
   """
   greedy = temperature_S == 0
   plain = (top_k_S == 0) & (top_p_S == 1) & (min_p_S == 0) & ~greedy
@@ -122,8 +146,8 @@ def sample(
   largest_S = logits_SV.max(-1)
   blocks = _blocks(logits_SV)
 
-  def kept(logits, floor_S):
-    """Masses of the ids that are kept, 0 for the others."""
+  def above(logits, floor_S):
+    """Masses of the ids that reach a floor, 0 for the others."""
     z, mass = _tempered(logits, largest_S, divisor_S)
     return jnp.where(z >= _wide(floor_S, z), mass, 0.0)
 
@@ -137,32 +161,43 @@ def sample(
     )
     # Greedy is a truncation too: to the largest logit, the first id of equals.
     floor_S = jnp.where(plain, -jnp.inf, jnp.where(greedy, 0.0, floor_S))
-    sums = kept(blocks, floor_S).sum(-1)
-    return floor_S, jnp.where(plain[:, None], all_sums, sums)
+    masses, ids = above(blocks, floor_S), None
+    if kept:
+      ids = _largest(z, floor_S, cut, kept)
+      masses = jnp.where(_named(ids, cut, blocks.shape), masses, 0.0)
+    return floor_S, jnp.where(plain[:, None], all_sums, masses.sum(-1)), ids
 
   # Without truncation one pass for the largest logit and one over the masses
   # are all that is done to the vocabulary. A slot that does not truncate gets
   # these very sums beside one that does: another way to them rounds otherwise.
   all_sums = _tempered(blocks, largest_S, divisor_S)[1].sum(-1)
   total_S = all_sums.sum(-1)
-  floor_S, sums = jax.lax.cond(
+  no_ids = jnp.full((len(u_S), kept), -1, jnp.int32) if kept else None
+  floor_S, sums, ids = jax.lax.cond(
     plain.all(),
-    lambda: (jnp.full_like(largest_S, -jnp.inf), all_sums),
+    lambda: (jnp.full_like(largest_S, -jnp.inf), all_sums, no_ids),
     truncated,
   )
-  token, kept_S = _inverse_cdf(
-    sums,
-    lambda block: kept(
+
+  def inside(block):
+    masses = above(
       jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0], floor_S
-    ),
-    jnp.where(greedy, 0.0, u_S),
-  )
+    )
+    if kept:
+      own = block[:, None] * masses.shape[1] + jnp.arange(masses.shape[1])
+      named = (own[:, :, None] == ids[:, None, :]).any(-1)
+      masses = jnp.where(named | (plain | greedy)[:, None], masses, 0.0)
+    return masses
+
+  token, kept_S = _inverse_cdf(sums, inside, jnp.where(greedy, 0.0, u_S))
   chosen_S = jnp.take_along_axis(logits_SV, token[:, None], 1)[:, 0]
   full = _tempered(chosen_S, largest_S, divisor_S)[0] - jnp.log(total_S)
   # A greedy choice keeps one token: its own log-prob is then log 1.
   log_kept = jnp.where(greedy, full, jnp.log(kept_S) - jnp.log(total_S))
   log_kept = jnp.where(plain, 0.0, log_kept)
-  return Sampled(token, full - log_kept, full, log_kept)
+  if kept:
+    ids = ids.at[:, 0].set(jnp.where(greedy, token, ids[:, 0]))
+  return Sampled(token, full - log_kept, full, log_kept, ids)
 
 
 def _tempered(logits, largest_S, divisor_S) -> tuple[jax.Array, jax.Array]:
@@ -173,6 +208,25 @@ def _tempered(logits, largest_S, divisor_S) -> tuple[jax.Array, jax.Array]:
 
 def _wide(x_S, like) -> jax.Array:
   return x_S.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def _largest(z_SV, floor_S, cut_S, n: int) -> jax.Array:
+  """int32[S, n]: the largest ids by z that reach the floor, -1 beyond.
+
+  Whatever the order of equals is on a device, what is named here is what is
+  sampled from.
+  """
+  at, ids = jax.lax.top_k(z_SV, n)
+  return jnp.where((at >= floor_S[:, None]) & cut_S[:, None], ids, -1)
+
+
+def _named(ids_SM, cut_S, shape: tuple[int, ...]) -> jax.Array:
+  """bool [S, blocks, ids of a block]: named ids, and all of who cuts not."""
+  S, n, width = shape
+  at = jnp.where(ids_SM < 0, n * width, ids_SM)
+  none = jnp.zeros((S, n * width), bool)
+  named = none.at[jnp.arange(S)[:, None], at].set(True, mode='drop')
+  return (named | ~cut_S[:, None]).reshape(shape)
 
 
 def _floor(z_SV, mass_SV, cut_S, top_k_S, top_p_S, min_p_S) -> jax.Array:

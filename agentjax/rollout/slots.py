@@ -88,10 +88,14 @@ class Turn:
   limit: Stop  # which limit the budget stands for
   stop_state: int
   parts: list[tuple] = dataclasses.field(default_factory=list)
+  # Ids that truncation kept: none where it kept all, or nobody asked.
+  kept: list[np.ndarray] = dataclasses.field(default_factory=list)
 
   def copy(self) -> Turn:
     """One that goes on by itself."""
-    return dataclasses.replace(self, parts=list(self.parts))
+    return dataclasses.replace(
+      self, parts=list(self.parts), kept=list(self.kept)
+    )
 
   def segment(self, stop: Stop, kv_versions: Versions) -> Segment:
     """What was sampled, perhaps nothing, and the KV state that it left."""
@@ -102,6 +106,7 @@ class Turn:
       *map(np.concatenate, parts),
       stop=stop,
       kv_versions=kv_versions,
+      kept=np.concatenate(self.kept) if self.kept else None,
     )
 
 

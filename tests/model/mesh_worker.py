@@ -170,17 +170,22 @@ def check_engine(shape):
 
 
 def everything(mesh=None):
-  """As `gradient`, with a critic, an exact KL, an entropy bonus and a scan."""
+  """As `gradient`, with a critic, an exact KL, an entropy bonus, a scan, and
+  ids that truncated sampling kept at some of the tokens."""
   critic = update.Critic(optax.sgd(1.0), own_trunk=True)
   l = learner(
     mesh, kl_coef=0.1, kl_value=kl.full, entropy_coef=0.1, critic=critic,
-    remat=False, micro_batches=2,
+    remat=False, micro_batches=2, kept=3,
   )  # fmt: skip
   reference = tiny.params(1, config=tiny.PLAIN)
   if mesh is not None:
     reference = jax.device_put(reference, l.shardings())
   shown = BATCH.weights > 0
-  batch = BATCH._replace(returns=np.where(shown, BATCH.positions / 9, 0))
+  ids = np.random.default_rng(0).integers(2, 40, (*shown.shape, 3))
+  ids[~shown | (BATCH.positions % 3 == 0)] = -1
+  batch = BATCH._replace(
+    returns=np.where(shown, BATCH.positions / 9, 0), kept=ids.astype(np.int32)
+  )
   state, metrics = l.update(l.init(params()), batch, reference)
   values = l.values(state, batch)
   found = l.logprobs(state.params, batch)

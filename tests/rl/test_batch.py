@@ -1,11 +1,13 @@
 """Packing loses nothing, mixes nothing, and trains on nothing but samples."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from fakes import trajectory
 
-from agentjax.rl.batch import add_rows, empty_batch, pack
-from agentjax.types import Status
+from agentjax.rl.batch import add_rows, empty_batch, pack, places, unpack
+from agentjax.types import Source, Status
 
 
 def example(i, n):
@@ -93,10 +95,40 @@ def test_bad_input_is_refused():
   assert pack([], [], rows=2, length=4).tokens.shape == (2, 4)
 
 
-def test_added_rows_are_empty():
-  batch = pack([example(0, 3)], [1.0], rows=1, length=8)
+def kept(trajectory, M):
+  """With M kept ids a token that count up from 0, the last of them none."""
+  segments, n = [], 0
+  for s in trajectory.segments:
+    if s.source is Source.MODEL:
+      ids = np.arange(n, n + len(s) * M).reshape(-1, M)
+      ids[:, -1] = -1
+      s, n = dataclasses.replace(s, kept=ids), n + len(s) * M
+    segments.append(s)
+  return dataclasses.replace(trajectory, segments=tuple(segments))
+
+
+def test_kept_ids_stand_at_their_tokens_and_nowhere_else():
+  made = [kept(example(0, 3), 2), example(1, 2), kept(example(2, 1), 3)]
+  made.append(kept(example(3, 2), 3).append(status=Status.INFRA_FAILURE))
+  at = places(made, rows=1, length=12)
+  batch = pack(made, [1.0] * 4, rows=1, length=12, kept=3)
+  assert batch.kept.shape == (*batch.tokens.shape, 3)
+  a, b, c, lost = unpack(batch.kept, at)
+  np.testing.assert_array_equal(
+    a[[2, 3, 4, 6]], [[0, -1, -1], [2, -1, -1], [4, -1, -1], [6, -1, -1]]
+  )
+  np.testing.assert_array_equal(c[[2, 4]], [[0, 1, -1], [3, 4, -1]])
+  assert (a[[0, 1, 5]] == -1).all() and (b == -1).all() and (lost == -1).all()
+  assert (batch.kept[batch.pack_ids == 0] == -1).all()
+  with pytest.raises(ValueError, match='up to 3 ids a token .* room for 2'):
+    pack(made, [1.0] * 4, rows=1, length=12, kept=2)
+
+
+@pytest.mark.parametrize('M', [0, 2])
+def test_added_rows_are_empty(M):
+  batch = pack([example(0, 3)], [1.0], rows=1, length=8, kept=M)
   more = add_rows(batch, 3)
-  for whole, own, none in zip(more, batch, empty_batch(2, 8), strict=True):
+  for whole, own, none in zip(more, batch, empty_batch(2, 8, M), strict=True):
     np.testing.assert_array_equal(whole, np.concatenate([own, none]))
   assert not more.weights[1:].any() and not more.pack_ids[1:].any()
   with pytest.raises(ValueError, match='3 rows do not fit into 2'):

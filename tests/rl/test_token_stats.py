@@ -31,11 +31,12 @@ def given():
     'ids': jnp.asarray(rng.integers(0, V - 1, N)),
     'temperature': jnp.asarray(rng.uniform(0.5, 2, N), jnp.float32),
     'reference': Head(random(N, D), random(D, V, scale=3)),
-    # Some kept sets hold the label, some do not; some are shorter.
+    # Some kept sets hold the label, some do not; some are shorter, and some
+    # rows kept all.
     'kept': jnp.asarray(
       [
         [*rng.permutation(V - 1)[:n], *[-1] * (4 - n)]
-        for n in rng.integers(1, 5, N)
+        for n in rng.integers(0, 5, N)
       ]
     ),
     'weights': [random(N) for _ in TokenStats._fields],
@@ -59,6 +60,7 @@ def whole(head, given, reference, kept):
   if kept is not None:
     inside = (kept[:, :, None] == jnp.arange(V)).any(1)
     inside |= given['ids'][:, None] == jnp.arange(V)
+    inside |= (kept < 0).all(1)[:, None]
     log_kept = jax.nn.logsumexp(jnp.where(inside, logp, -jnp.inf), -1)
   return TokenStats(own - log_kept, entropy, total, kl, log_kept)
 

@@ -16,11 +16,12 @@ from tiny_model import params as tiny_params
 
 from agentjax.learner import Learner
 from agentjax.model import attention
+from agentjax.records import kept_ids
 from agentjax.rl import draw_from, losses
 from agentjax.rl.batch import pack, unpack
 from agentjax.rl.draw import Tree
 from agentjax.rl.tree_rows import tree_places, with_prompts
-from agentjax.types import Segment, Source, Stop
+from agentjax.types import Segment, Source, Status, Stop
 
 LENGTHS = [9, 7, 8, 5, 6, 4]
 # 1 is forked from 0 behind its 3rd token, 2 behind the 6th; 3 from 2, within
@@ -212,3 +213,32 @@ def test_blocks_of_queries_see_trees_as_plain_attention_does():
     np.testing.assert_allclose(plain[0, shown], blocks[0, shown], atol=1e-6)
   with pytest.raises(ValueError, match='knows no trees'):
     attention.splash(q, k, v, rows, 'global', config)
+
+
+def test_shared_tokens_were_sampled_from_the_same_ids():
+  def kept(t, first):
+    """Of each sampled token itself, and of the first turn another id."""
+    segments, k = [], 0
+    for s in t.segments:
+      if s.source is Source.MODEL:
+        other = np.full(len(s), first if k == 0 else -1)
+        s = dataclasses.replace(s, kept=np.stack([s.tokens, other], 1))
+        k += 1
+      segments.append(s)
+    return dataclasses.replace(t, segments=tuple(segments))
+
+  made = [kept(t, 30) for t in collected()]
+  at = places(made)
+  options = {'rows': 1, 'length': 48, 'kept': 2}
+  tree = pack(made, CREDIT, at=at, **options)
+  for t, found in zip(made, unpack(tree.kept, at), strict=True):
+    np.testing.assert_array_equal(found, kept_ids(t, 2))
+  # A trajectory that nothing is learned from has no say.
+  lost = [made[0].append(status=Status.INFRA_FAILURE), *made[1:]]
+  other = [kept(lost[0], 31), *lost[1:]]
+  np.testing.assert_array_equal(
+    pack(other, CREDIT, at=at, **options).kept,
+    pack(lost, CREDIT, at=at, **options).kept,
+  )
+  with pytest.raises(ValueError, match='sampled from other ids'):
+    pack([*made[:1], kept(made[1], 31), *made[2:]], CREDIT, at=at, **options)

@@ -1,5 +1,7 @@
 """The sampler against plain numpy, and its keys."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,9 @@ def plain(z, u, temperature, top_k, top_p, min_p):
     p = np.exp(z - z.max())
     p /= p.sum()
     token = int(np.argmax(z))
-    return {token}, np.log(p), np.where(np.arange(len(z)) == token, 0, -np.inf)
+    with np.errstate(divide='ignore'):
+      full = np.log(p)
+    return {token}, full, np.where(np.arange(len(z)) == token, 0, -np.inf)
   z = z / temperature
   p = np.exp(z - z.max())
   p /= p.sum()
@@ -79,17 +83,25 @@ def test_log_probs_are_of_the_distribution_sampled_from():
       )
 
 
+@pytest.mark.parametrize('kept', [0, 3])
 @pytest.mark.parametrize('V', [50, 16384])
-def test_a_neighbour_that_truncates_changes_no_bit(V):
+def test_a_neighbour_that_truncates_changes_no_bit(V, kept):
   z = np.random.default_rng(1).normal(size=(2, V)).astype(np.float32)
   u = np.array([0.3, 0.6], np.float32)
   ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
   none = np.zeros(2, np.int32)
   run = jax.jit(sample)
   a = jax.device_get(run(z, u, ones, none, ones, zeros))
-  b = jax.device_get(run(z, u, ones, np.array([0, 3], np.int32), ones, zeros))
-  for x, y in zip(a, b, strict=True):
+  three = np.array([0, 3], np.int32)
+  run = jax.jit(functools.partial(sample, kept=kept))
+  b = jax.device_get(run(z, u, ones, three, ones, zeros))
+  for x, y in zip(a[:4], b[:4], strict=True):
     assert x[0] == y[0]
+  if kept:
+    np.testing.assert_array_equal(b.kept[0], [-1, -1, -1])
+    best = np.argsort(-z[1])[:3]
+    np.testing.assert_array_equal(b.kept[1], best)
+    assert b.token[1] in best
 
 
 def test_frequencies_follow_the_distribution():
@@ -129,6 +141,63 @@ def test_truncation_keeps_exactly_what_a_sort_would(near, monkeypatch):
     mass = np.exp(full[list(keep)]).sum()
     likely = {t for t in keep if np.exp(full[t]) > 0.005 * mass}
     assert likely <= seen[i] <= keep, (i, [c[i] for c in columns])
+
+
+@pytest.mark.parametrize('near', [6, 128])
+def test_what_is_said_to_be_kept_is_what_is_sampled_from(near, monkeypatch):
+  """The M largest of what truncation keeps, of equals the lowest ids."""
+  monkeypatch.setattr(sampling, 'NEAR', near)
+  rng = np.random.default_rng(3)
+  n, V, M = 64, 41, 7
+  z = np.round(rng.normal(size=(n, V)) * 2, 0).astype(np.float32)  # ties
+  z[1::7, 3] = -1e30
+  columns = (
+    rng.choice([0.0, 0.5, 1.0, 2.0], n).astype(np.float32),
+    rng.choice([0, 1, 2, 7], n).astype(np.int32),
+    rng.choice([1.0, 0.99, 0.5], n).astype(np.float32),
+    rng.choice([0.0, 0.01], n).astype(np.float32),
+  )
+  slots = [Sampling(*map(float, c)) for c in zip(*columns, strict=True)]
+  assert {s.fits(M) for s in slots} == {True, False}
+  seen = [set() for _ in range(n)]
+  run = jax.jit(lambda *args: sample(*args, kept=M))
+  for u in np.linspace(0, 1, 400, endpoint=False, dtype=np.float32):
+    out = jax.device_get(run(z, np.full(n, u), *columns))
+    for i in range(n):
+      seen[i].add(int(out.token[i]))
+  full = 0
+  for i, slot in enumerate(slots):
+    keep, whole, _ = plain(z[i].astype(np.float64), 0, *(c[i] for c in columns))
+    said = out.kept[i].tolist()
+    if not slot.truncates:
+      assert said == [-1] * M
+      continue
+    want = sorted(keep, key=lambda t, i=i: (-z[i, t], t))[:M]
+    assert said == want + [-1] * (M - len(want)), slot
+    full += len(keep) > M and slot.fits(M)
+    mass = np.exp(whole[want]).sum()
+    likely = {t for t in want if np.exp(whole[t]) > 0.005 * mass}
+    assert likely <= seen[i] <= set(want)
+    np.testing.assert_allclose(
+      out.logprob[i], whole[int(out.token[i])] - np.log(mass), atol=1e-5
+    )
+    np.testing.assert_allclose(out.log_kept_mass[i], np.log(mass), atol=1e-5)
+  assert full  # ties beyond M were left out
+
+
+def test_ties_beyond_what_can_be_named_are_not_sampled():
+  z = np.array([[1, 2, 2, 0, 2]] * 300, np.float32)
+  u = np.linspace(0, 1, 300, endpoint=False, dtype=np.float32)
+  ones = np.ones(300, np.float32)
+  for kept, ids in ((2, [1, 2]), (4, [1, 2, 4, -1]), (0, None)):
+    out = sample(z, u, ones, 2 * ones.astype(int), ones, 0 * ones, kept=kept)
+    named = {1, 2} if kept == 2 else {1, 2, 4}
+    assert set(np.asarray(out.token).tolist()) == named
+    np.testing.assert_allclose(out.logprob, -np.log(len(named)), atol=1e-6)
+    if kept:
+      np.testing.assert_array_equal(out.kept, [ids] * 300)
+    else:
+      assert out.kept is None
 
 
 @pytest.mark.parametrize('V', [1, 2, 5, 16, 97])
