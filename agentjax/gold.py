@@ -55,7 +55,7 @@ def answer_probs(
   at = packing.places(said, rows=learner.rows, length=learner.length)
   batch = packing.pack(
     said, [0.0] * len(said), rows=learner.rows, length=learner.length,
-    temperature=temperature, weights=weights, at=at,
+    temperature=temperature, weights=weights, at=at, kept=learner.kept,
   )  # fmt: skip
   found = packing.unpack(learner.logprobs(params, batch), at)
   out: list[list[float]] = [[] for _ in trajectories]

@@ -27,7 +27,7 @@ class Says:
 class Scores:
   """A learner of one row a call, by the forward pass itself."""
 
-  rows, length = 1, 16
+  rows, length, kept = 1, 16, 0
 
   def logprobs(self, params, batch):
     hidden = transformer.forward(
