@@ -35,7 +35,7 @@ def training(**changes):
 class Says:
   """A learner that says what it is told to."""
 
-  rows, length, trees = 2, 16, False
+  rows, length, trees, kept = 2, 16, False, 0
 
   def __init__(self, critic=None, corrects=False):
     self.critic, self.corrects = critic, corrects
