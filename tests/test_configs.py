@@ -67,14 +67,16 @@ TINY = {
   'limits.turn_tokens': '8',
   'max_failure_rate': '1.0',
 }
+QUICK = {
+  'policy.config.width': '32',
+  'policy.config.heads': '1',
+  'policy.config.kv_heads': '1',
+  'policy.config.mlp': '32',
+  'policy.config.layers': "((('global',), 1),)",
+}
 TINY_OF = {
-  'quickstart': {
-    'policy.config.width': '32',
-    'policy.config.heads': '1',
-    'policy.config.kv_heads': '1',
-    'policy.config.mlp': '32',
-    'policy.config.layers': "((('global',), 1),)",
-  },
+  'quickstart': QUICK,
+  'arithmetic_methods': QUICK,
   'smollm2_word_problems': {
     'policy.config.value': f'{__name__}.SMALL_SMOLLM2',
     'policy.load.function': f'{__name__}.random_params',
