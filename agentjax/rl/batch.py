@@ -291,7 +291,7 @@ def _write(
     old = column[span]
     mixed = np.where(before > 0, old + share * (new - old), new)
     column[span] = np.where(mask, mixed, old)
-  kept = np.where(mask[:, None], kept_ids(trajectory, batch.kept.shape[2]), -1)
+  kept = kept_ids(trajectory, batch.kept.shape[2])
   twice = mask & (before > 0)
   if (batch.kept[span] != kept)[twice].any():
     raise ValueError(

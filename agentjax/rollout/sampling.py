@@ -165,7 +165,8 @@ def sample(
     if kept:
       ids = _largest(z, floor_S, cut, kept)
       masses = jnp.where(_named(ids, cut, blocks.shape), masses, 0.0)
-    return floor_S, jnp.where(plain[:, None], all_sums, masses.sum(-1)), ids
+    sums = masses.sum(-1)
+    return floor_S, jnp.where(plain[:, None], all_sums, sums), ids
 
   # Without truncation one pass for the largest logit and one over the masses
   # are all that is done to the vocabulary. A slot that does not truncate gets

@@ -234,11 +234,11 @@ def test_shared_tokens_were_sampled_from_the_same_ids():
   for t, found in zip(made, unpack(tree.kept, at), strict=True):
     np.testing.assert_array_equal(found, kept_ids(t, 2))
   # A trajectory that nothing is learned from has no say.
-  lost = [made[0].append(status=Status.INFRA_FAILURE), *made[1:]]
-  other = [kept(lost[0], 31), *lost[1:]]
-  np.testing.assert_array_equal(
-    pack(other, CREDIT, at=at, **options).kept,
-    pack(lost, CREDIT, at=at, **options).kept,
-  )
+  for i in (0, 3):
+    lost = list(made)
+    lost[i] = kept(made[i], 31).append(status=Status.INFRA_FAILURE)
+    found = pack(lost, CREDIT, at=at, **options).kept
+    own = unpack(found, at)[2]
+    np.testing.assert_array_equal(own, kept_ids(made[2], 2))
   with pytest.raises(ValueError, match='sampled from other ids'):
     pack([*made[:1], kept(made[1], 31), *made[2:]], CREDIT, at=at, **options)
