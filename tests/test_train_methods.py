@@ -107,8 +107,11 @@ def truncated(base):
   )
 
 
+LONG = (turn_ppo, truncated)
 EACH = pytest.mark.parametrize(
-  'method', [ppo, turn_ppo, decoupled, adapted, truncated]
+  'method',
+  [ppo, decoupled, adapted]
+  + [pytest.param(m, marks=pytest.mark.long) for m in LONG],
 )
 
 
