@@ -13,7 +13,6 @@ from agentjax.rl import draw_from, kl, shaping
 from agentjax.rl.draw import drop_unsampled
 from agentjax.rl.normalize import moments, normalize, together, whiten
 from agentjax.rl.returns import carry, reset, returns
-from agentjax.rl.seam import reward_stream
 from agentjax.rl.token_baseline import otb, tir_otb
 
 from . import CannotMap, Result, check
@@ -209,19 +208,6 @@ def masked_whiten(case):
   )
 
 
-def compute_rewards(case):
-  """It has no mask: the caller masks before."""
-  check(
-    case,
-    ('kl_ratio',),
-    ('token_level_scores', 'old_log_prob', 'ref_log_prob'),
-  )
-  scores = case.inputs['token_level_scores']
-  gap = case.inputs['old_log_prob'] - case.inputs['ref_log_prob']
-  rewards = kl.in_reward(scores, gap, True, case.args['kl_ratio'])
-  return Result({'token_level_rewards': rewards})
-
-
 # ---- TRL, tunix -------------------------------------------------------------
 
 
@@ -330,7 +316,7 @@ def reward_overlong_penalty(case):
   return Result({'rewards': case.inputs['rewards'] + penalty})
 
 
-KL_VALUES = {'k1': shaping.k1, 'k2': kl.k2, 'k3': kl.k3}
+KL_VALUES = {'k1': kl.k1, 'k2': kl.k2, 'k3': kl.k3}
 
 
 def areal_kl(case, logprobs, ref, mask):
@@ -338,14 +324,9 @@ def areal_kl(case, logprobs, ref, mask):
   name = case.args.get('kl_estimator', 'k1')
   if name not in KL_VALUES:
     raise CannotMap(f'kl_estimator {name!r}')
-  return shaping.kl_penalty(
-    logprobs,
-    ref,
-    mask,
-    coef=case.args.get('kl_ctl', 0.0),
-    value=KL_VALUES[name],
-    most=10.0,
-  )
+  value = kl.bounded(KL_VALUES[name](logprobs, ref, mask), 10.0)
+  coef = case.args.get('kl_ctl', 0.0)
+  return kl.in_reward(np.zeros(mask.shape), value, mask, coef)
 
 
 # ---- OpenRLHF ---------------------------------------------------------------
@@ -368,21 +349,6 @@ def masked_normalize(case):
   return Result({'y': y}, {'y': mask})
 
 
-def compute_reward(case):
-  """Its KL is not masked; compared where the policy sampled."""
-  check(case, ('kl_coef', 'reward_clip_range'), ('r', 'kl', 'action_mask'))
-  low, high = case.args.get('reward_clip_range') or (-np.inf, np.inf)
-  k, mask = case.inputs['kl'], case.inputs['action_mask']
-  draw = draw_from.arrays(
-    mask,
-    rewards_B=shaping.rescaled(case.inputs['r'], low=low, high=high),
-    token_rewards=shaping.kl_penalty(
-      k, np.zeros(k.shape), mask, coef=max(case.args['kl_coef'], 0.0)
-    ),
-  )
-  return by_mask(mask, reward=reward_stream(draw))
-
-
 FUNCTIONS = {
   'compute_grpo_outcome_advantage': grpo,
   'compute_grpo_vectorized_outcome_advantage': grpo_vectorized,
@@ -402,7 +368,6 @@ FUNCTIONS = {
     tir_otb
   ),
   'masked_whiten': masked_whiten,
-  'compute_rewards': compute_rewards,
   'GRPOTrainer advantage block': trl,
   'compute_advantages': tunix(ours.grpo),
   'compute_rloo_advantages': tunix(ours.rloo),
@@ -410,5 +375,4 @@ FUNCTIONS = {
   'Normalization': normalization,
   'reward_overlong_penalty': reward_overlong_penalty,
   'masked_normalize': masked_normalize,
-  'compute_reward': compute_reward,
 }
