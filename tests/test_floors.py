@@ -50,6 +50,7 @@ FLOORS = {
   'agentjax.guards': 3,
   'agentjax.credit': 3,
   'agentjax.training': 3,
+  'agentjax.probe': 3,
   'agentjax.evaluate': 3,
   'agentjax.sft': 3,
   'agentjax.viewer': 3,
@@ -111,7 +112,7 @@ ARROWS = {
     'agentjax.evaluate',
     'agentjax.training',
   },
-  'agentjax.training': {'agentjax.sft'},
+  'agentjax.training': {'agentjax.probe', 'agentjax.sft'},
 }
 
 TOP_ONLY = ('absl.flags', 'absl.app', 'ml_collections')
