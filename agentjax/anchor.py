@@ -36,6 +36,11 @@ class Anchor:
     """The reference that updates see."""
     return None if self.o.reward_kl_coef else self.params
 
+  @property
+  def loss_coef(self) -> float:
+    """The weight of the KL to it, in the loss."""
+    return 0.0 if self.o.reward_kl_coef else self.kl_coef
+
   def take(self, params: Any) -> None:
     """Begins with a copy of this policy, where a reference is asked for."""
     if self.o.use_reference:
@@ -48,10 +53,35 @@ class Anchor:
       )
 
   def after_update(self, metrics: dict[str, float], n: int) -> None:
-    """Controls the coefficient by what n trajectories showed; notes it."""
-    if self.o.kl_control is not None:
-      metrics['kl_coef'] = self.kl_coef
-      self.kl_coef = float(self.o.kl_control(self.kl_coef, metrics['kl'], n=n))
+    """Controls the coefficient by what n trajectories showed; notes it.
+
+    A KL that is not finite, of updates that were skipped, shows nothing.
+
+    Raises:
+      ValueError: the next coefficient is not finite, or below 0.
+    """
+    if self.o.kl_control is None:
+      return
+    metrics['kl_coef'] = self.kl_coef
+    if not np.isfinite(metrics['kl']):
+      return
+    found = float(self.o.kl_control(self.kl_coef, metrics['kl'], n=n))
+    if not 0 <= found < np.inf:
+      raise ValueError(
+        f'kl_control makes {found} of {self.kl_coef} after {n} trajectories '
+        f'with a KL of {metrics["kl"]}: give one that stays finite and 0 or '
+        'more'
+      )
+    self.kl_coef = found
+
+  def restore(self, params: Any, kl_coef: float | None) -> None:
+    """Takes up what a checkpoint holds of it.
+
+    A coefficient that nobody controls is the config's, which may have changed.
+    """
+    self.params = params
+    if self.o.kl_control is not None and kl_coef is not None:
+      self.kl_coef = kl_coef
 
   def after_step(self, params: Any, step: int) -> None:
     """Moves the reference as the run says."""

@@ -289,8 +289,15 @@ def by_id(groups: Sequence[Group], given: Credit) -> dict[str, np.ndarray]:
 def metrics(
   made: Sequence[Mapping[str, float]], given: Credit
 ) -> dict[str, float]:
-  """Of the updates of one draw together."""
-  out = {k: float(np.mean([m[k] for m in made])) for k in made[0]}
+  """Of the updates of one draw together, each for as many tokens as it had.
+
+  One without any, of whose trajectories none was chosen, has no part in it.
+  """
+  tokens = [m['loss_tokens'] for m in made]
+  weights = tokens if any(tokens) else None
+  out = {
+    k: float(np.average([m[k] for m in made], weights=weights)) for k in made[0]
+  }
   out['loss_tokens'] = sum(m['loss_tokens'] for m in made)
   out['max_ratio'] = max(m['max_ratio'] for m in made)
   out['skipped_updates'] = made[-1]['skipped_updates']

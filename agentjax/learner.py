@@ -116,6 +116,12 @@ class Learner:
       raise ValueError(
         f'shares {shares}: give ascending fractions above 0, up to 1.0'
       )
+    if trees and critic is not None and critic.turn_ends:
+      raise ValueError(
+        'learner.critic.turn_ends with learner.trees: in a row that holds a '
+        'tree, turns of two branches may stand side by side and be taken for '
+        'one; drop one of them'
+      )
     if lora is not None and critic is not None and critic.own_trunk:
       raise ValueError(
         'learner.critic.own_trunk trains a decoder of its own beside lora: '
@@ -150,7 +156,7 @@ class Learner:
       else functools.partial(adapters.attach, scale=lora.scale),
       trees,
     )
-    self._objective = Objective(
+    self.objective = Objective(
       loss, kl_value, kl_gradient, entropy_coef, critic
     )
     self._jit()
@@ -168,7 +174,7 @@ class Learner:
 
     self._zeros = jit(update.zeros, sums)
     self._add = jit(
-      update.add, sums, model | {'objective': self._objective},
+      update.add, sums, model | {'objective': self.objective},
       static_argnames='capacity', donate_argnums=4,
     )  # fmt: skip
     self._apply = jit(update.apply, (state, metrics), whole, donate_argnums=0)
@@ -297,8 +303,14 @@ class Learner:
       The new state, and metrics: the loss as it was minimised, all others
       averaged over all loss-carrying tokens.
     """
-    pieces, capacity = self._pieces(batch)
     kl_coef = self.kl_coef if kl_coef is None else kl_coef
+    check_numbers(kl_coef=kl_coef)
+    if kl_coef and reference is None:
+      raise ValueError(
+        f'kl_coef is {kl_coef}, and there is no reference to hold the policy '
+        'to: give one, or a kl_coef of 0'
+      )
+    pieces, capacity = self._pieces(batch)
     return self._update(state, pieces, capacity, reference, kl_coef)
 
   def logprobs(self, params: Any, batch: Batch) -> np.ndarray:

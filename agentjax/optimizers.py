@@ -8,6 +8,7 @@ the learner's affair: it skips the step and counts it.
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -31,8 +32,8 @@ _MATRICES = {
 def check_numbers(**values: float) -> None:
   """Raises ValueError, with the name, unless all are finite and 0 or more."""
   for name, value in values.items():
-    if not 0 <= value < math.inf:
-      raise ValueError(f'{name} is {value}: give a finite number, 0 or more')
+    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+      raise ValueError(f'{name} is {value!r}: give a finite number, 0 or more')
 
 
 def _check_below_one(**values: float) -> None:

@@ -151,11 +151,10 @@ class Run:
         like['reference'] = self.state.params
     saved, meta = self.checkpoints.restore(like, step)
     self.state = saved['learner']
-    self.anchor.params = saved.get('reference')
+    self.anchor.restore(saved.get('reference'), meta.get('kl_coef'))
     self.curriculum.restore(meta['curriculum'])
     self.totals |= meta['totals']
     self.evaluations = meta['evaluations']
-    self.anchor.kl_coef = meta.get('kl_coef', self.anchor.kl_coef)
     tasks = meta.get('evaluation_tasks', self._evaluation_tasks())
     if self.evaluations and tasks != self._evaluation_tasks():
       raise storage.WorkdirMismatch(
@@ -252,7 +251,7 @@ class Run:
     before = int(self.state.skipped)
     held = ()
     if learner is not self.teacher:
-      held = self.anchor.in_loss, self.anchor.kl_coef
+      held = self.anchor.in_loss, self.anchor.loss_coef
     self.state, metrics = learner.update(self.state, batch, *held)
     skipped = int(metrics['skipped_updates']) - before
     self.totals['skipped_updates'] += skipped

@@ -6,6 +6,7 @@ refused here, before anything slow is made.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -15,19 +16,20 @@ from typing import Any
 import numpy as np
 import optax
 
+from agentjax import probe
 from agentjax.env.base import EnvironmentFactory
 from agentjax.learner import Learner
 from agentjax.model.config import ModelConfig
 from agentjax.records import task_to_json
 from agentjax.rl import advantages as estimators
-from agentjax.rl import draw_from, losses, returns, trees
+from agentjax.rl import losses, returns, trees
 from agentjax.rl.aggregation import (
   Aggregation,
   Weighting,
   over_original,
   token_mean,
 )
-from agentjax.rl.draw import Draw, Estimator, MissingData, Tree
+from agentjax.rl.draw import Draw, Estimator, MissingData, MissingParts
 from agentjax.rollout.branches import Branched
 from agentjax.rollout.engine import Engine
 from agentjax.rollout.episode import Limits
@@ -221,8 +223,13 @@ class Training:
         'alone'
       )
     self._check_reference()
+    with _named('aggregation'):
+      probe.weighing(self.aggregation, self.rejected)
+    if self.select is not None:
+      with _named('select'):
+        probe.selecting(self.select)
     try:
-      alone = self.advantages(_two_of_one())
+      alone = self.advantages(probe.lone_groups())
     except MissingData:
       return  # `check_fit` knows whether there will be a critic.
     except ValueError as error:
@@ -244,17 +251,20 @@ class Training:
         raise ConfigError(
           f'{name} without a reference has no effect: set use_reference'
         )
+    if self.move_reference is not None:
+      with _named('move_reference'):
+        probe.moving(self.move_reference)
 
 
-def _two_of_one(**more: Any) -> Draw:
-  """Two groups of one: whoever takes each by itself has no baseline."""
-  return draw_from.arrays(
-    np.ones((2, 2)),
-    rewards_B=[1.0, 0.0],
-    groups_B=[0, 1],
-    tree=Tree(np.array([-1, -1]), np.array([0, 0])),
-    **more,
-  )
+@contextlib.contextmanager
+def _named(key: str):
+  """What a config's function says against its options is said of its key."""
+  try:
+    yield
+  except MissingData:
+    raise
+  except (TypeError, ValueError) as error:
+    raise ConfigError(f'{key}: {error}') from error
 
 
 def parts(training: Training) -> tuple[Engine, Learner, Learner]:
@@ -316,24 +326,73 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
       'kl_control has no coefficient to control: give learner.kl_coef or '
       'reward_kl_coef, to begin with'
     )
+  if training.kl_control:
+    with _named('kl_control'):
+      probe.controlling(
+        training.kl_control,
+        learner.kl_coef or training.reward_kl_coef,
+        training.groups * training.group_size,
+      )
   _check_kept(training, engine.kept, learner.kept)
-  critic = learner.critic is not None
-  values = {'values': np.zeros((2, 2))} if critic else {}
-  given = {'turn_values': [[0.0], [0.0]], 'baselines_N': [0.0, 0.0]}
+  _check_correction(training, learner)
+  _check_credit(training, learner)
+
+
+def _check_correction(training: Training, learner: Learner) -> None:
+  with _named('learner.loss'):
+    # Where the KL is in the reward, updates do not see the reference.
+    seen = training.use_reference and not training.reward_kl_coef
+    probe.losing(learner, seen)
+  with _named('learner.reject, stale'):
+    probe.rejecting(learner)
+  if probe.corrects(learner) and not training.recompute_old:
+    raise ConfigError(
+      'learner.reject and a decoupled loss compare who sampled with the '
+      'proximal policy, which without recompute_old is the same: set '
+      'recompute_old'
+    )
+
+
+def _check_credit(training: Training, learner: Learner) -> None:
+  critic = learner.critic
+  known = {} if critic is None else {'values': 0.0}
   if training.branch is not None:
     # What it finds of no groups has the names of what it finds of any.
-    names = training.branch([], lambda prefixes, **_: []).found
-    values |= {k: given[k] for k in names}
+    found = training.branch([], lambda prefixes, **_: []).found
+    known |= dict.fromkeys(found, 0.0)
   if training.gold_answer is not None:
-    values['answer_probs'] = [[0.0], [0.0]]
+    known['answer_probs'] = 0.0
   try:
-    training.advantages(_two_of_one(**values))
+    sees = probe.sees_tokens(training.advantages, known)
+    ends = critic and probe.at_ends_alone(training.value_targets, known)
+  except MissingParts:
+    return  # Only the verifier knows the parts of its rewards.
   except MissingData as error:
     raise ConfigError(
       f'advantages: {error}: give learner.critic for values, branch '
       'for turn_values or baselines_N, gold_answer for answer_probs; what else '
       'is missing no run records'
     ) from error
+  if training.reward_kl_coef and not sees:
+    raise ConfigError(
+      f'reward_kl_coef {training.reward_kl_coef} has no effect on these '
+      'advantages, which do not look at rewards of tokens: give those of '
+      'whole trajectories scores of seam.total, or put the KL into the loss '
+      '(learner.kl_coef)'
+    )
+  if critic is None:
+    return
+  if ends and not critic.turn_ends:
+    raise ConfigError(
+      'value_targets are of the ends of turns, and 0 elsewhere would be '
+      'learned too: set learner.critic.turn_ends'
+    )
+  updates = training.steps * training.minibatches
+  if updates and critic.warmup >= updates:
+    raise ConfigError(
+      f'learner.critic.warmup is {critic.warmup}, and the run has {updates} '
+      'updates, so that the policy would never move: lower it, or raise steps'
+    )
 
 
 def _check_kept(training: Training, engine: int, learner: int) -> None:

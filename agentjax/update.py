@@ -68,9 +68,12 @@ class Critic:
   turn_ends: bool = False
 
   def __post_init__(self):
+    clip = {} if self.clip is None else {'critic.clip': self.clip}
     check_numbers(
-      coef=self.coef, clip=self.clip or 0.0, warmup=float(self.warmup)
+      **{'critic.coef': self.coef, 'critic.warmup': self.warmup}, **clip
     )
+    if not self.coef:
+      raise ValueError('critic.coef is 0: it would never learn anything')
     if self.own_trunk and self.detach:
       raise ValueError(
         'critic.detach is of a shared trunk: drop it, or own_trunk'
@@ -252,7 +255,11 @@ def _policy(
     # An exact KL has its own gradient; a value at a token needs another one.
     term = toward
     if not exact:
-      term = objective.kl_gradient(toward, now.logprobs_N, away, mask)
+      # The tokens are those of `old`: where the policy has moved since, only
+      # weights of pi / old keep this a gradient of the KL of pi.
+      term = objective.kl_gradient(
+        toward, now.logprobs_N, away, mask, old_N=old
+      )
     loss += kl_coef * term
   if objective.entropy_coef:
     loss -= objective.entropy_coef * masked.hide(now.entropy_N, mask)
@@ -417,4 +424,6 @@ def _explained(metrics: dict) -> dict:
   of_returns = metrics.pop('squared_return') - metrics['return'] ** 2
   of_errors = metrics.pop('squared_value_error') - metrics['value_error'] ** 2
   share = 1 - masked.divide(of_errors, of_returns)
-  return {'explained_variance': jnp.where(of_returns > 0, share, 0.0)}
+  # What is left of float32 sums of returns that are all alike is rounding.
+  varies = of_returns > 1e-5 * jnp.square(metrics['return'])
+  return {'explained_variance': jnp.where(varies, share, 0.0)}

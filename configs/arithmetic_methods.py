@@ -58,7 +58,7 @@ def dapo():
 def rloo():
   """arXiv:2402.14740."""
   return {
-    'advantages': named('advantages.rloo'),
+    'advantages': named('advantages.rloo', scores=value('seam.total')),
     'learner.loss': named('losses.reinforce'),
     'learner.kl_coef': 0.0,
     'reward_kl_coef': 0.01,

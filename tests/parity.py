@@ -5,7 +5,8 @@
 runs every case of an index of golden vectors through our functions and prints
 `N passed, M failed, L listed`, with a line for each case that failed and for
 each that is listed: deliberately different, its switched form checked. Exits
-with 1 if any failed or has a function that no map knows.
+with 1 if any failed, cannot be read or has a function that no map knows, and
+if there is no case.
 
 An index names, for each case, the public function it was recorded from, its
 arguments, and an npz file beside it with arrays in_* and out_*. The maps from
@@ -21,6 +22,7 @@ import os
 import pathlib
 import pkgutil
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 
 TESTS = pathlib.Path(__file__).resolve().parent
@@ -66,11 +68,20 @@ def find(known: Mapping[str, Map], case: Case) -> Map | None:
 
 def cases(index: pathlib.Path) -> list[Case]:
   """The cases of an index, in its order."""
-  listed = json.loads(index.read_text('utf-8'))['cases']
-  return [_read(index.parent, case) for case in listed]
+  return [read(index.parent, entry) for entry in entries(index)]
 
 
-def _read(folder: pathlib.Path, entry: dict) -> Case:
+def entries(index: pathlib.Path) -> list[dict]:
+  """What an index says of its cases."""
+  return json.loads(index.read_text('utf-8'))['cases']
+
+
+def read(folder: pathlib.Path, entry: dict) -> Case:
+  """A case, with the arrays of its file.
+
+  Raises:
+    OSError, KeyError, ValueError: there is no such file, or it is none.
+  """
   arrays: dict[str, dict] = {'in': {}, 'out': {}}
   with np.load(folder / entry['file'], allow_pickle=False) as data:
     for key in data.files:
@@ -106,6 +117,10 @@ def check(known: Mapping[str, Map], case: Case) -> tuple[str, str]:
     return 'failed', wrong
   if case.expect.startswith('raises'):
     return 'listed', f'peer {case.expect}'
+  if not set(case.expected) - set(result.ignored):
+    return 'failed', 'no output is compared'
+  if lacking := _lacking(case, result, result.outputs):
+    return 'failed', lacking
   wrong = _compare(case, result, result.outputs)
   if result.switched is None and not case.expect.startswith('disagree'):
     return ('failed', wrong) if wrong else ('passed', '')
@@ -126,11 +141,23 @@ def _not_finite(outputs: Mapping) -> str:
   return f'not finite: {bad}' if bad else ''
 
 
-def _compare(case: Case, result: Result, outputs: Mapping) -> str:
-  """What is wrong, or ''."""
+def _lacking(case: Case, result: Result, outputs: Mapping) -> str:
+  """Which outputs are not there or have another shape, or ''."""
   wanted = set(case.expected) - set(result.ignored)
   if missing := sorted(wanted - set(outputs)):
     return f'no output {missing}'
+  for name in sorted(wanted):
+    want, got = np.shape(case.expected[name]), np.shape(outputs[name])
+    if want != got:
+      return f'{name}: shape {got}, wanted {want}'
+  return ''
+
+
+def _compare(case: Case, result: Result, outputs: Mapping) -> str:
+  """What is wrong, or ''."""
+  if lacking := _lacking(case, result, outputs):
+    return lacking
+  wanted = set(case.expected) - set(result.ignored)
   for name in sorted(wanted):
     if wrong := _compare_one(case, result, name, outputs[name]):
       return f'{name}: {wrong}'
@@ -139,8 +166,6 @@ def _compare(case: Case, result: Result, outputs: Mapping) -> str:
 
 def _compare_one(case: Case, result: Result, name: str, ours) -> str:
   want, got = case.expected[name], np.asarray(ours)
-  if want.shape != got.shape:
-    return f'shape {got.shape}, wanted {want.shape}'
   if case.expect == 'same partition':
     return '' if _same_partition(got, want) else 'another partition'
   where = np.broadcast_to(np.asarray(result.where.get(name, True)), want.shape)
@@ -173,11 +198,17 @@ def run(index: pathlib.Path) -> tuple[dict[str, int], list[str]]:
   known = maps()
   counts = {'passed': 0, 'failed': 0, 'listed': 0}
   lines = []
-  for case in cases(index):
-    outcome, word = check(known, case)
+  for entry in entries(index):
+    name = entry.get('name', '(no name)')
+    try:
+      case = read(index.parent, entry)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+      outcome, word = 'failed', f'unreadable: {type(error).__name__}: {error}'
+    else:
+      outcome, word = check(known, case)
     counts[outcome] += 1
     if word:
-      lines.append(f'{outcome} {case.name}: {word}')
+      lines.append(f'{outcome} {name}: {word}')
   return counts, lines
 
 
@@ -185,9 +216,11 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--index', type=pathlib.Path, required=True)
   counts, lines = run(parser.parse_args().index)
+  if not sum(counts.values()):
+    lines.append('the index has no case: nothing was checked')
   print(*lines, sep='\n')
   print(', '.join(f'{n} {outcome}' for outcome, n in counts.items()))
-  return int(counts['failed'] > 0)
+  return int(counts['failed'] > 0 or not sum(counts.values()))
 
 
 if __name__ == '__main__':

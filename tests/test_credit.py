@@ -193,6 +193,18 @@ def test_the_ablation_gives_observations_the_credit_around_them():
   np.testing.assert_array_equal(between(none, none > 0), none)
 
 
+def test_an_update_without_tokens_has_no_part_in_the_metrics():
+  one = {'kl': 0.4, 'loss_tokens': 30.0, 'max_ratio': 2.0,
+         'skipped_updates': 0.0, 'max_logprob_gap': 0.1}  # fmt: skip
+  two = one | {'kl': 0.1, 'loss_tokens': 10.0, 'max_ratio': 3.0}
+  none = dict.fromkeys(one, 0.0)
+  found = given(training(), collected())
+  made = credit.metrics([one, none, two], found)
+  np.testing.assert_allclose(made['kl'], (0.4 * 30 + 0.1 * 10) / 40)
+  assert made['loss_tokens'] == 40 and made['max_ratio'] == 3
+  assert credit.metrics([none], found)['kl'] == 0
+
+
 def test_a_group_of_one_needs_an_estimator_without_a_baseline():
   with pytest.raises(ConfigError, match='group_size is 1'):
     training(advantages=turns.turn_returns, group_size=1)

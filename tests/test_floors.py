@@ -51,6 +51,7 @@ FLOORS = {
   'agentjax.credit': 3,
   'agentjax.gold': 3,
   'agentjax.training': 3,
+  'agentjax.probe': 3,
   'agentjax.evaluate': 3,
   'agentjax.sft': 3,
   'agentjax.viewer': 3,
@@ -112,7 +113,7 @@ ARROWS = {
     'agentjax.evaluate',
     'agentjax.training',
   },
-  'agentjax.training': {'agentjax.sft'},
+  'agentjax.training': {'agentjax.probe', 'agentjax.sft'},
 }
 
 TOP_ONLY = ('absl.flags', 'absl.app', 'ml_collections')

@@ -1,5 +1,6 @@
 """The golden vectors through our functions, and a runner that can fail."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -76,6 +77,45 @@ def test_what_is_unknown_missing_or_cannot_be_mapped_fails():
   assert got == ('failed', 'ZeroDivisionError: division by zero')
   flat = {'double': lambda case: Result({'y': np.float32(2)})}
   assert 'shape ()' in parity.check(flat, case())[1]
+
+
+def test_a_case_of_which_nothing_is_compared_fails():
+  given = Case('a', 's', 'double', {}, {'x': np.zeros(2)}, {})
+  known = {'double': lambda case: Result({'y': np.zeros(2)})}
+  assert parity.check(known, given) == ('failed', 'no output is compared')
+  unlike = {'double': lambda case: Result({'y': 2.0}, ignored={'y': 'no'})}
+  assert parity.check(unlike, case())[0] == 'failed'
+  # What is not there is no disagreement either.
+  other = case('disagree: x')
+  nothing = {'double': lambda case: Result({'z': 1.0})}
+  assert parity.check(nothing, other) == ('failed', "no output ['y']")
+  flat = {'double': lambda case: Result({'y': 2.0})}
+  assert parity.check(flat, other)[0] == 'failed'
+
+
+def test_a_broken_file_fails_its_own_case_alone(tmp_path):
+  x = np.zeros((2, 3), np.float32)
+  options = {'in_loss_mat': x, 'in_loss_mask': x + 1, 'out_loss': np.sum(x),
+             'out_grad_loss_mat': x + 1 / 6}  # fmt: skip
+  np.savez(tmp_path / 'good.npz', **options)
+  np.savez(tmp_path / 'strange.npz', neither=x)
+  (tmp_path / 'torn.npz').write_bytes(b'PK\x03\x04')
+  whole = {'source': 'verl-project/verl@1', 'function': 'agg_loss', 'args': {}}
+  files = ('good', 'absent', 'torn', 'strange')
+  listed = [{'name': f, 'file': f'{f}.npz', **whole} for f in files]
+  listed.append({'name': 'bare', 'file': 'good.npz'})
+  index = tmp_path / 'index.json'
+  index.write_text(json.dumps({'cases': listed}))
+  counts, lines = parity.run(index)
+  assert counts == {'passed': 1, 'failed': 4, 'listed': 0}, lines
+  assert [x.split(':')[0] for x in lines] == [
+    f'failed {name}' for name in ('absent', 'torn', 'strange', 'bare')
+  ]
+  index.write_text('{"cases": []}')
+  assert parity.run(index)[0] == {'passed': 0, 'failed': 0, 'listed': 0}
+  command = [sys.executable, str(TESTS / 'parity.py'), '--index', str(index)]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 1 and 'nothing was checked' in done.stdout
 
 
 def test_a_map_of_a_project_comes_before_one_of_all():

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from fakes import trajectory
 from test_learner import (
   CONFIG,
   CREDIT,
@@ -186,6 +187,48 @@ def test_an_exact_kl_has_the_gradient_of_the_exact_kl():
     np.testing.assert_allclose(a, b, atol=2e-6)
 
 
+@pytest.mark.parametrize('value', [kl.k1, kl.k3])
+def test_off_policy_the_kl_is_that_of_the_policy_in_expectation(value):
+  """Each id once, weighed by how often another policy samples it."""
+  ids = np.arange(CONFIG.vocab_size)
+  made = [trajectory([('p', [5, 6, 7]), ('m', [y])], str(y)) for y in ids]
+  options = {'rows': 2, 'length': 4 * len(ids) // 2}
+  state = np.array([[5, 6, 7]])
+
+  def at(p):
+    hidden = transformer.forward(
+      p, state, np.arange(3)[None], np.ones((1, 3), int), CONFIG
+    )
+    z = transformer.logits(p, hidden, CONFIG)[0, -1]
+    return jax.nn.log_softmax(z)[: len(ids)]
+
+  far, sampler = other(), params(1)
+  mu = np.asarray(at(sampler))
+  weights = [np.array([0, 0, 0, p]) for p in np.exp(mu)]
+  batch = pack(made, [0.0] * len(ids), weights=weights, count=1.0,
+               old=[np.array([0, 0, 0, x]) for x in mu], **options)  # fmt: skip
+  l = learner(loss=_nothing, kl_value=value, kl_coef=1.0, **options)
+  found, metrics = stepped(l, batch, far)
+
+  def exact(p):
+    new = at(p)
+    return (jax.numpy.exp(new) * (new - at(far))).sum()
+
+  want, gradient = jax.value_and_grad(exact)(params())
+  np.testing.assert_allclose(metrics['loss'], want, rtol=1e-4)
+  for a, b in zip(*map(jax.tree.leaves, (found, gradient)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-6)
+
+
+def test_a_kl_to_nobody_is_refused():
+  l = learner(kl_coef=0.3)
+  state = l.init(copied(params()))
+  with pytest.raises(ValueError, match='kl_coef is 0.3, and there is no ref'):
+    l.update(state, packed())
+  with pytest.raises(ValueError, match='kl_coef is nan'):
+    l.update(state, packed(), other(), kl_coef=np.nan)
+
+
 def _nothing(logprobs_N, tokens):
   return losses.policy_loss(logprobs_N * 0.0, tokens)
 
@@ -232,6 +275,10 @@ def test_values_are_those_that_the_update_sees(own_trunk):
   )
   share = 1 - error.var() / batch.returns[shown].var()
   np.testing.assert_allclose(second['explained_variance'], share, atol=1e-4)
+  # Where returns are all alike there is nothing to explain.
+  alike = np.where(shown, 0.3, 0).astype(np.float32)
+  _, third = l.update(state, batch._replace(returns=alike))
+  assert third['explained_variance'] == 0
 
 
 def test_a_critic_of_its_own_or_detached_leaves_the_policy_alone():
@@ -325,6 +372,12 @@ def test_bad_critics_are_refused():
     update.Critic(optax.sgd(1.0), own_trunk=True, detach=True)
   with pytest.raises(ValueError, match='coef is -1'):
     update.Critic(optax.sgd(1.0), coef=-1.0)
+  with pytest.raises(ValueError, match='coef is 0'):
+    update.Critic(optax.sgd(1.0), coef=0.0)
+  with pytest.raises(ValueError, match="critic.clip is '0.5': give a finite"):
+    update.Critic(optax.sgd(1.0), clip='0.5')
+  with pytest.raises(ValueError, match='turn_ends with learner.trees'):
+    learner(critic=_critic(turn_ends=True), trees=True)
 
 
 # ---- adapters ---------------------------------------------------------------

@@ -38,6 +38,8 @@ def small(method):
   alone = config.group_size == 1
   changes |= {'groups': '6' if alone else '2'}
   changes |= {} if alone else {'group_size': '3'}
+  if 'critic' in config.learner:
+    changes |= {'learner.critic.warmup': '1'}
   overrides.apply(config, list(changes.items()))
   return launch.training(launch.plain(config))
 

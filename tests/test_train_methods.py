@@ -12,21 +12,24 @@ import optax
 import pytest
 import tiny_run
 
-from agentjax import recorder, references, storage, update
+from agentjax import anchor, recorder, references, storage, update
 from agentjax.model import lora
 from agentjax.rl import (
+  advantages,
   aggregation,
   correction,
   kl,
   losses,
+  regression,
   returns,
+  seam,
   shaping,
   trees,
   turns,
 )
 from agentjax.rollout import sampling
 from agentjax.train import train
-from agentjax.training import ConfigError
+from agentjax.training import ConfigError, parts
 
 SMALL = ('cold_start.steps=6', 'steps=4', 'evaluation.tasks.n=2', 'pages=False')
 
@@ -201,6 +204,111 @@ def test_an_estimator_that_lacks_its_data_is_refused(tmp_path):
   change = functools.partial(dataclasses.replace, base)
   refused(tmp_path, change(advantages=returns.gae), 'values.*learner.critic')
   refused(tmp_path, change(advantages=trees.vineppo), 'needs turn_values')
+
+
+def test_what_a_function_refuses_is_refused_before_the_cold_start(tmp_path):
+  base = tiny_run.training(*SMALL)
+  change = functools.partial(dataclasses.replace, base)
+  held = functools.partial(change, use_reference=True)
+  bind = functools.partial
+  for match, options in (
+    ('aggregation: length is 0', {'aggregation': bind(
+      aggregation.sequence_mean_token_sum_norm, length=0)}),
+    ('select: gives .0, 1. for two', {'select': lambda r, g, v: [0, 1]}),
+  ):  # fmt: skip
+    with pytest.raises(ConfigError, match=match):
+      change(**options)
+  with pytest.raises(ConfigError, match='move_reference: decay is 1.5'):
+    held(move_reference=bind(references.moving_average, decay=1.5))
+  for match, learner in (
+    ('learner.loss: dual_clip is 0.5', {
+      'loss': bind(losses.ppo_clip, dual_clip=0.5)}),
+    ('learner.loss: clip_low is -0.2', {
+      'loss': bind(losses.ppo_clip, clip_low=-0.2)}),
+    ('learner.loss: this loss regresses', {'loss': regression.webrl}),
+    ('stale: keep_fresh with bound -1', {
+      'stale': bind(correction.keep_fresh, bound=-1)}),
+    ('keep_ratio with low -1', {
+      'reject': (bind(correction.keep_ratio, low=-1.0, high=2.0),)}),
+    ('set recompute_old', {
+      'reject': (bind(correction.keep_ratio, low=0.5, high=2.0),)}),
+    ('set recompute_old', {
+      'loss': bind(correction.decoupled, loss=losses.ppo_clip,
+                   weigh=correction.truncated)}),
+  ):  # fmt: skip
+    refused(tmp_path, of(change(use_reference=False), **learner), match)
+  # Where the KL is in the reward, no update sees the reference.
+  rewarded = held(
+    advantages=returns.returns, reward_kl_coef=0.1
+  )  # fmt: skip
+  refused(tmp_path, of(rewarded, loss=regression.webrl), 'loss regresses')
+
+
+def test_a_kl_in_a_reward_that_nobody_looks_at_is_refused(tmp_path):
+  base = tiny_run.training(*SMALL)
+  change = functools.partial(
+    dataclasses.replace, base, use_reference=True, reward_kl_coef=0.1
+  )
+  for estimator in (advantages.rloo, advantages.grpo, turns.turn_returns):
+    refused(tmp_path, change(advantages=estimator), 'scores of seam.total')
+  for estimator in (
+    functools.partial(advantages.rloo, scores=seam.total),
+    functools.partial(advantages.grpo, scores=seam.total),
+    advantages.reinforce_plus_plus,
+  ):
+    parts(change(advantages=estimator))
+
+
+def test_parts_of_rewards_are_the_verifiers_to_know():
+  base = tiny_run.training(*SMALL)
+  weights = {'format': 0.5, 'answer': 1.0}
+  gdpo = functools.partial(advantages.gdpo, weights=weights)
+  parts(dataclasses.replace(base, advantages=gdpo))
+
+
+def test_a_critic_that_would_learn_the_wrong_thing_is_refused(tmp_path):
+  base = of(tiny_run.training(*SMALL), critic=critic())
+  change = functools.partial(dataclasses.replace, base)
+  ends = change(advantages=turns.turn_gae,
+                value_targets=turns.turn_value_targets)  # fmt: skip
+  refused(tmp_path, ends, 'set learner.critic.turn_ends')
+  parts(of(ends, critic=critic(turn_ends=True)))
+  late = of(change(advantages=returns.gae), critic=critic(warmup=8))
+  refused(tmp_path, late, 'warmup is 8, and the run has 8 updates')
+
+
+def test_a_controller_that_would_end_in_no_number_is_refused(tmp_path):
+  base = of(tiny_run.training(*SMALL), kl_coef=0.1)
+  change = functools.partial(dataclasses.replace, base, use_reference=True)
+  for match, options in (
+    ('makes -', {'target': 0.1, 'horizon': 2}),
+    ('target is 0', {'target': 0, 'horizon': 100}),
+  ):
+    control = functools.partial(kl.adapted, **options)
+    refused(tmp_path, change(kl_control=control), f'kl_control: {match}')
+
+
+def test_an_update_that_was_skipped_leaves_the_coefficient_alone():
+  base = of(tiny_run.training(*SMALL), kl_coef=0.1)
+  control = functools.partial(kl.adapted, target=0.1, horizon=100)
+  o = dataclasses.replace(base, use_reference=True, kl_control=control)
+
+  class Learner:
+    kl_coef = 0.1
+
+  held = anchor.Anchor(o, Learner())
+  held.after_update({'kl': np.nan}, 12)
+  assert held.kl_coef == 0.1
+  held.after_update({'kl': 9.0}, 12)
+  np.testing.assert_allclose(held.kl_coef, 0.1 * (1 + 0.2 * 0.12))
+  with pytest.raises(ValueError, match='kl_control makes -'):
+    held.after_update({'kl': 0.0}, 1000)
+  # Only one that is controlled goes on from a checkpoint.
+  held.restore(None, 0.7)
+  assert held.kl_coef == 0.7
+  plain = anchor.Anchor(dataclasses.replace(o, kl_control=None), Learner())
+  plain.restore(None, 0.7)
+  assert plain.kl_coef == 0.1
 
 
 def test_a_kl_without_a_place_or_in_two_is_refused(tmp_path):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,10 +71,12 @@ class LoRA:
   dtype: str = 'float32'
 
   def __post_init__(self):
-    if self.rank < 1 or not 0 < self.alpha < math.inf:
+    whole = isinstance(self.rank, int) and self.rank >= 1
+    real = isinstance(self.alpha, numbers.Real) and 0 < self.alpha < math.inf
+    if not (whole and real):
       raise ValueError(
-        f'lora rank {self.rank}, alpha {self.alpha}: give a rank of at least '
-        '1 and a finite alpha above 0'
+        f'lora rank {self.rank!r}, alpha {self.alpha!r}: give a whole rank of '
+        'at least 1 and a finite alpha above 0'
       )
     object.__setattr__(self, 'targets', tuple(self.targets))
     known = (*LINEARS, 'head')

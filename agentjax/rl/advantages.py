@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from agentjax.rl import returns
-from agentjax.rl.draw import Draw, MissingData
+from agentjax.rl.draw import Draw, MissingParts
 from agentjax.rl.normalize import centre, labels, spread, together, varies
 from agentjax.rl.seam import Scores, broadcast, outcome, whitened
 
@@ -248,12 +248,12 @@ def gdpo(
   no parts. Source: GDPO, arXiv:2601.05242.
 
   Raises:
-    MissingData: a part that is weighed is not in every trajectory's reward.
+    MissingParts: a part that is weighed is not in every trajectory's reward.
   """
   parts = dict(draw.parts) or {'outcome': draw.rewards_N}
   weights = dict.fromkeys(parts, 1.0) if weights is None else weights
   if lacking := sorted(set(weights) - set(parts)):
-    raise MissingData(
+    raise MissingParts(
       f'gdpo weighs {lacking}, and the parts of these rewards are '
       f'{sorted(parts)}'
     )

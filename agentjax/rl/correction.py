@@ -95,6 +95,7 @@ def truncated(
   Source: Ionides, 2008; for language models Yao et al., 2025, "Your Efficient
   RL Framework Secretly Brings You Off-Policy RL Training".
   """
+  _check_bounds('truncated', low, high)
   rho = importance(log_rho_N, mask_N, sequences_N, level=level, limit=limit)
   return hide(jnp.clip(rho, low, high), mask_N)
 
@@ -104,8 +105,18 @@ def icepop(
   high: float = 5.0, limit: float | None = MAX_LOG_RATIO,
 ) -> jax.Array:  # fmt: skip
   """rho where low <= rho <= high, else 0. IcePop, of Ring-1T, 2510.18855."""
+  _check_bounds('icepop', low, high)
   rho = importance(log_rho_N, mask_N, sequences_N, level=level, limit=limit)
   return hide(rho, (rho >= low) & (rho <= high))
+
+
+def _check_bounds(name: str, low: float, high: float) -> None:
+  """Bounds of a ratio, which no token could keep otherwise."""
+  if not 0 <= low <= high or not high > 0:
+    raise ValueError(
+      f'{name} with low {low} and high {high}: give bounds of a ratio, 0 <= '
+      'low <= high and high above 0'
+    )
 
 
 def mean_weight(weights_N, mask_N) -> jax.Array:
@@ -136,6 +147,7 @@ def keep_ratio(
   level: Level = token,
 ) -> jax.Array:  # fmt: skip
   """low <= rho <= high at a level: bounds of rho = old / mu itself."""
+  _check_bounds('keep_ratio', low, high)
   logs = stop_gradient(level(log_rho_N, mask_N, sequences_N))
   low, high = (jnp.log(jnp.float32(x)) for x in (low, high))
   return mask_N & (logs >= low) & (logs <= high)
@@ -150,6 +162,10 @@ def keep_divergence(
   Args:
     divergence: `k1`, `k2`, `k3` or `k3_reverse`, of log rho.
   """
+  if not low <= high:
+    raise ValueError(
+      f'keep_divergence with low {low} and high {high}: give low <= high'
+    )
   x_N = divergence(hide(log_rho_N, mask_N))
   x_N = stop_gradient(level(x_N, mask_N, sequences_N))
   return mask_N & (x_N >= low) & (x_N <= high)
@@ -215,6 +231,8 @@ def keep_fresh(
     level: `token`; `sequence_max` drops a trajectory for its oldest token,
       `sequence_min` keeps it for its newest.
   """
+  if not bound >= 0:
+    raise ValueError(f'keep_fresh with bound {bound}: give 0 or more versions')
   age = (now - versions_N).astype(jnp.float32)
   return mask_N & (level(age, mask_N, sequences_N) <= bound)
 

@@ -29,6 +29,10 @@ class MissingData(ValueError):
   """An estimator needs what this draw does not hold."""
 
 
+class MissingParts(MissingData):
+  """It needs parts that not every reward of this draw has."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
   """Which leading tokens of a row are copies of another row's.

@@ -71,14 +71,23 @@ def bounded(value_N, limit: float) -> jax.Array:
 # ---- gradients --------------------------------------------------------------
 
 
-def naive_gradient(value_N, logprobs_N, reference_N, mask_N) -> jax.Array:
+# (value_N, logprobs_N, reference_N, mask_N, old_N=...) -> what is minimised;
+# `old_N` are log-probs of the policy that sampled, where it is not this one.
+
+
+def naive_gradient(
+  value_N, logprobs_N, reference_N, mask_N, *, old_N=None
+) -> jax.Array:
   """The value as it is, with its own gradient."""
-  del logprobs_N, reference_N, mask_N
+  del logprobs_N, reference_N, mask_N, old_N
   return value_N
 
 
-def k2_gradient(value_N, logprobs_N, reference_N, mask_N) -> jax.Array:
+def k2_gradient(
+  value_N, logprobs_N, reference_N, mask_N, *, old_N=None
+) -> jax.Array:
   """The same value, with the gradient of k2: of the reverse KL, on-policy."""
+  del old_N
   return straight_through(value_N, k2(logprobs_N, reference_N, mask_N))
 
 
@@ -132,5 +141,9 @@ def adapted(
   coef * (1 + clip(kl / target - 1, -0.2, 0.2) * n / horizon), n trajectories
   since the last one. Source: Ziegler et al., arXiv:1909.08593, section 2.2.
   """
+  if not (target > 0 and horizon > 0):
+    raise ValueError(
+      f'target is {target}, horizon {horizon}: give numbers above 0'
+    )
   error = min(max(kl / target - 1, -0.2), 0.2)
   return coef * (1 + error * n / horizon)

@@ -171,7 +171,12 @@ def ppo_clip(
     delta: r in the unclipped term is at most this, for either sign of A: the
       two-sided clip of INTELLECT-2, arXiv:2505.07291.
   """
-  if dual_clip is not None and dual_clip <= 1:
+  if not (clip_low >= 0 and clip_high >= 0):
+    raise ValueError(
+      f'clip_low is {clip_low}, clip_high {clip_high}: give distances from a '
+      'ratio of 1, 0 or more'
+    )
+  if dual_clip is not None and not dual_clip > 1:
     raise ValueError(f'dual_clip is {dual_clip}: give a number above 1')
   advantages = hide(tokens.advantages, tokens.mask)
   ratio = jnp.exp(log_ratio(logprobs_N, tokens))

@@ -220,3 +220,23 @@ def test_what_the_mask_hides_has_no_effect():
     spoiled = [jnp.where(mask, x, bad) for x in (tokens.old, tokens.behaviour)]
     got = everything(*spoiled)
     jax.tree.map(np.testing.assert_array_equal, want, got)
+
+
+@pytest.mark.parametrize(
+  ('function', 'options', 'said'),
+  [
+    (correction.keep_ratio, {'low': -1.0, 'high': 2.0}, 'low -1.0'),
+    (correction.icepop, {'low': 5.0, 'high': 0.5}, 'icepop with low 5.0'),
+    (correction.truncated, {'high': 0.0}, 'high 0.0'),
+    (correction.truncated, {'high': np.nan}, 'high nan'),
+    (
+      correction.keep_divergence,
+      {'divergence': correction.k1, 'low': 1.0, 'high': 0.0},
+      'give low <= high',
+    ),
+    (correction.keep_fresh, {'now': 1, 'bound': -1}, 'bound -1'),
+  ],
+)
+def test_bounds_that_nothing_could_keep_are_refused(function, options, said):
+  with pytest.raises(ValueError, match=said):
+    function(*AT, **options)
