@@ -105,7 +105,6 @@ def truncated(base):
     of(base, kl_coef=0.1, kept=8),
     engine=functools.partial(base.engine, kept=8),
     sampling=sampling.Sampling(temperature=0.9, top_k=8, top_p=0.9),
-    recompute_old=True,
     use_reference=True,
   )
 
