@@ -95,7 +95,7 @@ def truncated(
   Source: Ionides, 2008; for language models Yao et al., 2025, "Your Efficient
   RL Framework Secretly Brings You Off-Policy RL Training".
   """
-  _check_bounds('truncated', low, high)
+  _check_bounds('truncated', max(low, 0.0), high)
   rho = importance(log_rho_N, mask_N, sequences_N, level=level, limit=limit)
   return hide(jnp.clip(rho, low, high), mask_N)
 
