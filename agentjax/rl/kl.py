@@ -102,6 +102,9 @@ def ratio_gradient(
 ) -> jax.Array:
   """value * pi / sg(pi): the gradient of the reverse KL through pi itself.
 
+  Of k1 and k3, whose expectation is the reverse KL. That of k2 and of |x| is
+  not, and nor is their gradient then: those take another one.
+
   Args:
     old_N: log-probs of the policy that sampled, where it is not this one:
       then the ratio is pi / pi_old, and the value is weighted by it, so that
