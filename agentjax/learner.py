@@ -116,6 +116,14 @@ class Learner:
       raise ValueError(
         f'shares {shares}: give ascending fractions above 0, up to 1.0'
       )
+    for name, value, kind in (
+      ('critic', critic, Critic), ('lora', lora, adapters.LoRA),
+    ):  # fmt: skip
+      if value is not None and not isinstance(value, kind):
+        raise ValueError(
+          f'learner.{name} is {value!r}: give a {kind.__name__}, in a config a '
+          f"section with 'call': '{kind.__module__}.{kind.__name__}'"
+        )
     if trees and critic is not None and critic.turn_ends:
       raise ValueError(
         'learner.critic.turn_ends with learner.trees: in a row that holds a '

@@ -21,7 +21,7 @@ from agentjax.learner import Learner
 from agentjax.rl import correction, draw_from
 from agentjax.rl.aggregation import over_trajectories
 from agentjax.rl.draw import Draw, Estimator, Tree
-from agentjax.rl.losses import Tokens
+from agentjax.rl.losses import PolicyLoss, Tokens
 
 
 def lone_groups(**more: Any) -> Draw:
@@ -136,7 +136,11 @@ def controlling(control: Callable, coef: float, n: int) -> None:
 
 
 def losing(learner: Learner, reference: bool) -> None:
-  """Traces the loss on two tokens; whether it is told of a reference."""
+  """Traces the loss on two tokens; it may be told of a reference.
+
+  Raises:
+    ValueError: it gives something else than a loss of each token.
+  """
   real, whole, truth = (
     jax.ShapeDtypeStruct((2,), d) for d in (jnp.float32, jnp.int32, bool)
   )
@@ -144,7 +148,12 @@ def losing(learner: Learner, reference: bool) -> None:
     mask=truth, old=real, advantages=real, sequences=whole, turns=whole,
     behaviour=real, reference=real if reference else None,
   )  # fmt: skip
-  jax.eval_shape(learner.objective.loss, real, tokens)
+  found = jax.eval_shape(learner.objective.loss, real, tokens)
+  if not isinstance(found, PolicyLoss) or found.loss_N.shape != (2,):
+    raise ValueError(
+      f'gives {found} for two tokens: a loss is loss(logprobs_N, tokens) -> '
+      'PolicyLoss of values [N], as rl.losses.policy_loss makes it'
+    )
 
 
 def rejecting(learner: Learner) -> None:

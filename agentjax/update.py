@@ -68,6 +68,11 @@ class Critic:
   turn_ends: bool = False
 
   def __post_init__(self):
+    if not isinstance(self.optimizer, optax.GradientTransformation):
+      raise ValueError(
+        f'critic.optimizer is {self.optimizer!r}: give an Optax '
+        "transformation, in a config a section with 'call'"
+      )
     clip = {} if self.clip is None else {'critic.clip': self.clip}
     check_numbers(
       **{'critic.coef': self.coef, 'critic.warmup': self.warmup}, **clip

@@ -416,3 +416,12 @@ def test_a_critic_beside_adapters_shares_their_trunk():
   assert second['value_loss'] < first['value_loss']
   with pytest.raises(ValueError, match='own_trunk trains a decoder'):
     learner(lora=shape, critic=_critic(own_trunk=True))
+
+
+def test_what_is_no_critic_and_no_adapters_is_refused():
+  with pytest.raises(ValueError, match="critic.optimizer is .*'call'"):
+    update.Critic(optimizer=functools.partial(optax.sgd, 1.0))
+  with pytest.raises(ValueError, match=r"learner.lora is .*'call': '.*LoRA'"):
+    learner.__wrapped__(lora={'rank': 4})
+  with pytest.raises(ValueError, match=r"learner.critic is .*update.Critic'"):
+    learner.__wrapped__(critic=functools.partial(update.Critic))

@@ -195,7 +195,7 @@ def code_blocks():
 
 
 def test_the_environment_of_the_readme_can_be_played(capsys):
-  environment, play = code_blocks()[:2]
+  environment, play = code_blocks()[1:3]
   assert len(environment.splitlines()) <= 30
   space = {'__name__': 'readme'}
   exec(environment, space)
@@ -209,7 +209,7 @@ def test_the_environment_of_the_readme_can_be_played(capsys):
 
 def test_the_environment_of_the_readme_takes_any_turn():
   space = {'__name__': 'readme'}
-  exec(code_blocks()[0], space)
+  exec(code_blocks()[1], space)
   game = space['GuessNumber']()
   game.reset(types.Task('n', (types.Message('user', 'q'),), {'secret': 7}))
   for answer in (None, '', '\ud800', '9' * 10_000, '-7.5e', '٣'):

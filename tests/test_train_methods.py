@@ -326,3 +326,14 @@ def test_a_kl_without_a_place_or_in_two_is_refused(tmp_path):
   refused(tmp_path, change(base, kl_control=control), 'kl_control has no')
   with pytest.raises(ConfigError, match='reward_kl_coef is nan'):
     change(base, reward_kl_coef=np.nan)
+
+
+def test_a_loss_that_is_none_is_refused_and_that_of_the_readme_is_one(tmp_path):
+  base = tiny_run.training(*SMALL)
+  for loss in (lambda logprobs_N, tokens: -logprobs_N, lambda *_: 0.0):
+    refused(tmp_path, of(base, loss=loss), 'learner.loss.*PolicyLoss')
+  text = (tiny_run.ROOT / 'README.md').read_text('utf-8')
+  code = text.split('```python\n')[1].split('```')[0]
+  space = {}
+  exec(code, space)
+  train(tmp_path, of(dataclasses.replace(base, steps=1), loss=space['squared']))
