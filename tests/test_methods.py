@@ -18,7 +18,7 @@ SPEC = importlib.util.spec_from_file_location('arithmetic_methods', PATH)
 methods = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(methods)
 
-DAILY = ('webrl', 'tree_grpo', 'vineppo')
+DAILY = ('tree_grpo', 'vineppo')
 SMALL = {
   'policy.config.width': '32', 'policy.config.heads': '1',
   'policy.config.kv_heads': '1', 'policy.config.mlp': '32',

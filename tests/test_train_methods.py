@@ -109,10 +109,10 @@ def truncated(base):
   )
 
 
-LONG = (turn_ppo, truncated)
+LONG = (turn_ppo, adapted, truncated)
 EACH = pytest.mark.parametrize(
   'method',
-  [ppo, decoupled, adapted]
+  [ppo, decoupled]
   + [pytest.param(m, marks=pytest.mark.long) for m in LONG],
 )
 
