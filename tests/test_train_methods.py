@@ -112,8 +112,7 @@ def truncated(base):
 LONG = (turn_ppo, adapted, truncated)
 EACH = pytest.mark.parametrize(
   'method',
-  [ppo, decoupled]
-  + [pytest.param(m, marks=pytest.mark.long) for m in LONG],
+  [ppo, decoupled] + [pytest.param(m, marks=pytest.mark.long) for m in LONG],
 )
 
 
