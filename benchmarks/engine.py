@@ -14,14 +14,13 @@ import argparse
 import dataclasses
 import datetime
 import json
-import pathlib
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import measure, peers, rows, slow_tools, workloads
+from benchmarks import command, measure, peers, rows, slow_tools, workloads
 from benchmarks.peers import ROOT
 
 CACHE = ROOT / '.cache' / 'benchmarks'
@@ -30,37 +29,13 @@ OURS = ('jax', 'jaxlib', 'flax', 'numpy')
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """The command line; wrong ones end the program with what to do."""
-  parser = argparse.ArgumentParser(prog='python -m benchmarks.engine')
-  parser.add_argument(
-    '--quick', action='store_true', help='ours alone, in a minute'
+  parser = command.parser(
+    'python -m benchmarks.engine',
+    quick='ours alone, in a minute',
+    peers=peers.SPECS,
+    seconds=900.0,
   )
-  parser.add_argument('--only', default='', help='regex of rows to run')
-  parser.add_argument(
-    '--repetitions', type=int, help='default 5, or 3 with --quick'
-  )
-  parser.add_argument(
-    '--peers',
-    default=','.join(peers.SPECS),
-    help='comma-separated, of: %(default)s; empty for none',
-  )
-  parser.add_argument(
-    '--seconds-per-system',
-    type=float,
-    default=900.0,
-    help='a system that needs longer in a row is measured less often, at '
-    'least 3 times (default %(default)s)',
-  )
-  parser.add_argument(
-    '--results',
-    type=pathlib.Path,
-    default=ROOT / 'benchmarks' / 'results',
-    help='folder for the JSON file of the full form',
-  )
-  args = parser.parse_args(argv)
-  args.peers = [name for name in args.peers.split(',') if name]
-  unknown = set(args.peers) - set(peers.SPECS)
-  if unknown:
-    parser.error(f'no peer is called {sorted(unknown)}')
+  args = command.parsed(parser, argv, peers.SPECS)
   if args.repetitions is None:
     args.repetitions = 3 if args.quick else 5
   if args.repetitions < 1:

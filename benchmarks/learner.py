@@ -14,56 +14,37 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import pathlib
 import re
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import learner_rows, learner_work, measure, models, peers
+from benchmarks import (
+  command,
+  learner_rows,
+  learner_work,
+  measure,
+  models,
+  peers,
+)
 from benchmarks.engine import CACHE
 from benchmarks.learner_rows import Bench
-from benchmarks.peers import ROOT
 from benchmarks.rows import Row
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """The command line; wrong ones end the program with what to do."""
-  parser = argparse.ArgumentParser(prog='python -m benchmarks.learner')
-  parser.add_argument(
-    '--quick', action='store_true', help='ours alone at 10M, in a minute'
+  parser = command.parser(
+    'python -m benchmarks.learner',
+    quick='ours alone at 10M, in a minute',
+    peers=learner_rows.PEERS,
+    seconds=300.0,
   )
   parser.add_argument(
     '--prepare', action='store_true', help='make what is needed, run nothing'
   )
-  parser.add_argument('--only', default='', help='regex of rows to run')
-  parser.add_argument(
-    '--repetitions', type=int, help='default 5, or 3 with --quick'
-  )
-  parser.add_argument(
-    '--peers',
-    default=','.join(learner_rows.PEERS),
-    help='comma-separated, of: %(default)s; empty for none',
-  )
-  parser.add_argument(
-    '--seconds-per-system',
-    type=float,
-    default=300.0,
-    help='a system that needs longer in a row is measured less often, at '
-    'least 3 times (default %(default)s)',
-  )
-  parser.add_argument(
-    '--results',
-    type=pathlib.Path,
-    default=ROOT / 'benchmarks' / 'results',
-    help='folder for the JSON file of the full form',
-  )
-  args = parser.parse_args(argv)
-  args.peers = [name for name in args.peers.split(',') if name]
-  unknown = set(args.peers) - set(learner_rows.PEERS)
-  if unknown:
-    parser.error(f'no peer is called {sorted(unknown)}')
+  args = command.parsed(parser, argv, learner_rows.PEERS)
   if args.quick:
     args.peers = []
   if args.repetitions is None:
