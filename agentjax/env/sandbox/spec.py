@@ -85,7 +85,8 @@ class SandboxSpec:
     lifetime_s: after which the sandbox ends by itself. In a call this is the
       call's timeout, between calls it is infrastructure: see `check_calls`.
     grace_s: that the host waits longer than a call's own timeout.
-    workdir: where calls start; the only place besides /tmp to write to.
+    workdir: where calls start; the only place to write to besides /tmp, from
+      which nothing can be executed, and /dev/shm, of 16 MiB.
     env: variables of the calls, besides a fixed set.
     uid: of the calls, where the runner is root.
   """

@@ -38,6 +38,7 @@ class Runner:
     self.link = link
     self.limits = None
     self.nonce = None
+    self.folders = ()
     self.sessions = {}
     self.wake, wake_in = os.pipe()
     for fd in (self.wake, wake_in):
@@ -57,6 +58,8 @@ class Runner:
     self.limits, self.nonce = header['limits'], header['nonce']
     self.link.end = time.monotonic() + self.limits['lifetime_s']
     settle(self.limits)
+    places = (self.limits['workdir'], '/tmp', '/dev/shm')
+    self.folders = [place for place in places if os.path.isdir(place)]
     gc.freeze()  # children need not look through what the runner made
     # Proves that the change of uid works before anything of the policy runs.
     facts, out = self.call(None, '', b'', 10.0, 4096)
@@ -193,7 +196,7 @@ class Runner:
       'end': watched.end,
       'wait': ended.get(pid, 0) if status is None else status,
       'reaped': len(killed - {pid}),
-      'disk_full': disk_full((self.limits['workdir'], '/tmp')),
+      'disk_full': disk_full(self.folders),
       'alive': time.monotonic() < self.link.end,
       'dropped': [c.parts()[2] for c in captures],
     }
