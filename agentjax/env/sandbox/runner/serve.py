@@ -28,6 +28,7 @@ from .streams import Capture, Mark, drain, make_pipe
 from .watch import Feed, Watched, watch
 
 _PR_SET_DUMPABLE = 4
+_CAPABILITY_VERSION_3 = 0x20080522
 _REFUSED = 126 << 8  # the wait status of what could not be started
 
 
@@ -206,11 +207,22 @@ class Runner:
     return facts, [p for c in captures for p in c.parts()[:2]]
 
 
+def keep_rights(libc):
+  """Makes the capabilities of this process none that children inherit."""
+  header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+  sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice
+  if libc.capget(header, sets) == 0:
+    sets[2] = sets[5] = 0
+    libc.capset(header, sets)
+
+
 def main():
   # kill(-1) anywhere else than in a PID namespace of its own is a disaster.
   if os.getpid() != 1:
     sys.exit(f'the runner must be PID 1 of a sandbox, not {os.getpid()}')
-  if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+  libc = ctypes.CDLL(None, use_errno=True)
+  keep_rights(libc)
+  if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
     sys.exit(f'prctl(PR_SET_DUMPABLE) failed: errno {ctypes.get_errno()}')
   # Out of the way of 0, 1 and 2, which are the child's own later.
   link = Link(os.dup(0), os.dup(1))
