@@ -409,4 +409,5 @@ def test_callers_are_told_what_no_session_does(shared, python):
   for session in opened:
     session.close()
     session.close()
-  assert shared.session('shell').run('echo 1').stdout == '1\n'
+  with shared.session('shell') as again:
+    assert again.run('echo 1').stdout == '1\n'

@@ -13,7 +13,7 @@ import sys
 import time
 
 from . import interpreter, shell
-from .counters import counters, disk_full
+from .counters import Counters, disk_full
 from .frames import Link
 from .processes import (
   Become,
@@ -40,6 +40,7 @@ class Runner:
     self.limits = None
     self.nonce = None
     self.folders = ()
+    self.counters = Counters()
     self.sessions = {}
     self.wake, wake_in = os.pipe()
     for fd in (self.wake, wake_in):
@@ -64,7 +65,7 @@ class Runner:
     gc.freeze()  # children need not look through what the runner made
     # Proves that the change of uid works before anything of the policy runs.
     facts, out = self.call(None, '', b'', 10.0, 4096)
-    facts['counters'] = counters()
+    facts['counters'] = self.counters.read()
     facts['python'] = '.'.join(str(n) for n in sys.version_info[:3])
     facts['shell'] = shell.program()[0][0]
     return facts, out
@@ -78,9 +79,13 @@ class Runner:
 
   def op_open(self, header, blobs):
     """Starts an interpreter, and proves that it answers an empty call."""
-    before = counters()
+    before = self.counters.read()
     session = Session(header['kind'])
-    pid, refused = self.fork(session.theirs, session.become)
+    pid, refused = self.fork(
+      session.theirs,
+      lambda: session.become(self.limits['env']),
+      session.kind == 'shell',
+    )
     session.started(pid)
     if pid is None:
       session.close()
@@ -91,7 +96,7 @@ class Runner:
 
   def op_say(self, header, blobs):
     """Runs text in a session, whose process is frozen between such calls."""
-    number, before = header['session'], counters()
+    number, before = header['session'], self.counters.read()
     session = self.sessions.get(number)
     if session is None:
       facts, out = self.finish(None, Watched('gone', 0, {}), {}, before)
@@ -111,22 +116,22 @@ class Runner:
     session = self.sessions.pop(header['session'], None)
     if session is not None:
       session.close()
-    return self.finish(None, Watched('exit', 0, {}), {}, counters())
+    return self.finish(None, Watched('exit', 0, {}), {}, self.counters.read())
 
   def call(self, argv, code, stdin, timeout_s, cap):
     """Forks, runs `argv` or `code` in the child, ends it all, and reports."""
     deadline = self.deadline(timeout_s)
-    before = counters()
+    before = self.counters.read()
     pipes = os.pipe(), make_pipe(), make_pipe()
     theirs = (pipes[0][0], pipes[1][1], pipes[2][1])
     ours = (pipes[0][1], pipes[1][0], pipes[2][0])
 
     def become():
       if argv is not None:
-        become_program(argv)
+        become_program(argv, self.limits['env'])
       return lambda: interpreter.run_program(code)
 
-    pid, refused = self.fork(dict(enumerate(theirs)), become)
+    pid, refused = self.fork(dict(enumerate(theirs)), become, argv is not None)
     for fd in theirs:
       os.close(fd)
     for fd in ours:
@@ -150,7 +155,7 @@ class Runner:
     kill = self.limits['output_kill']
     return watch(self.link, self.wake, pid, streams, deadline, kill, source)
 
-  def fork(self, fds, become):
+  def fork(self, fds, become, executed):
     """(pid, None), or (None, error) where the kernel refuses a process.
 
     The child does not return: it ends up in what `become` makes of it.
@@ -161,7 +166,7 @@ class Runner:
     except OSError as error:
       return None, error
     if pid == 0:
-      become_child(self.limits, fds)
+      become_child(self.limits, fds, executed)
       raise Become(become())
     return pid, None
 
@@ -190,7 +195,7 @@ class Runner:
     for number, session in list(self.sessions.items()):
       if session.pid in ended:
         self.sessions.pop(number).close()
-    after = counters()
+    after = self.counters.read()
     captures = list(streams.values()) or [Capture(0), Capture(0)]
     status = watched.status
     facts = {

@@ -25,10 +25,10 @@ class Session:
     if kind == 'shell':
       self.argv, self.end_of_text = shell.program()
 
-  def become(self):
+  def become(self, env):
     """In the child: the interpreter. For Python, what is to be called."""
     if self.kind == 'shell':
-      become_program(self.argv)
+      become_program(self.argv, env)
     fds = shell.REQUEST, shell.TEXT, shell.DONE
     return interpreter.Session(*fds).serve
 
