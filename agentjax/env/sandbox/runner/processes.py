@@ -47,24 +47,14 @@ def settle(limits):
   os.chdir(limits['workdir'])
 
 
-def become_child(limits, fds, executed):
+def become_child(limits, fds):
   """Gives up everything that the policy must not have. In the child.
 
   Every object that is touched here is a page to be copied, so it is as plain
-  as it can be: this is most of what a call costs.
-
-  Args:
-    fds: {number that it shall have: the runner's}.
-    executed: whether a program takes its place at once, rather than code.
+  as it can be. `fds` maps the numbers that it shall have to the runner's.
   """
   try:
-    if executed:
-      for number in _IGNORED:
-        set_signal(number, _DEFAULT)
-    else:
-      signal.set_wakeup_fd(-1)
-      set_signal(signal.SIGCHLD, _DEFAULT)
-      set_signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
     os.setsid()
     _take_fds(fds)
     try:  # the kernel shall choose a child, not the runner
@@ -83,6 +73,16 @@ def become_child(limits, fds, executed):
   except BaseException as error:  # never go on with the runner's rights
     os.write(2, f'runner: cannot become a child: {error!r}'.encode())
     os._exit(125)
+
+
+def set_signals(executed):
+  """As a fresh program has them, or a fresh interpreter of Python."""
+  if executed:  # what is handled is reset by the kernel
+    for number in _IGNORED:
+      set_signal(number, _DEFAULT)
+  else:
+    set_signal(signal.SIGCHLD, _DEFAULT)
+    set_signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _take_fds(fds):
