@@ -1,0 +1,342 @@
+"""Sandboxes whose calls are recorded, and sandboxes made of such a record.
+
+Floor 1, env/sandbox. `Recording` stands before a sandbox of any backend and
+writes down each request with what came of it; `Replaying` serves such a record
+without any engine, byte for byte; `verify` runs a record again on a live
+sandbox and says where that one differs. The record is a value of
+`agentjax.sandbox_record`. No backend is known here, no environment and no
+file.
+
+A recorded result is the truth: nothing learns from a re-execution. What
+another execution need not repeat is listed in `VARIES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agentjax import sandbox_record
+from agentjax.env.base import InfraError
+from agentjax.env.sandbox import operations
+from agentjax.env.sandbox.spec import (
+  Call,
+  CallResult,
+  Fetched,
+  Sandbox,
+  SandboxBug,
+  SandboxSpec,
+)
+from agentjax.sandbox_record import Operation, SandboxRecord
+
+# Of contents that one record keeps. What is over it is kept as a hash.
+MAX_BYTES = 4 << 20
+
+# Sandboxes fix the hash seed, the time zone, the locale, the host's name, the
+# user and the environment. They cannot fix these, and a program that prints
+# them differs when it is run again:
+VARIES = (
+  'the clock, and how long anything takes',
+  'process ids and the order in which processes run',
+  'addresses in memory (ASLR), and what is made of them: id(), default reprs',
+  'random numbers of the kernel: os.urandom, uuid4, unseeded generators',
+  'the order in which a folder is listed, and inode numbers',
+  'processors, memory and kernel as /proc shows them',
+  'what a program wrote before a limit of time or memory struck',
+)
+
+
+class Diverged(InfraError):
+  """A replayed sandbox was asked something else than the recorded one.
+
+  A kind of InfraError although no machine failed: nothing that was asked of
+  the policy explains it, so that an episode that meets it must end without a
+  reward, and that is the class which promises it.
+
+  Attributes:
+    index: of the operation. expected, got: what was recorded and asked, short.
+  """
+
+  def __init__(self, index: int, expected: str, got: str):
+    super().__init__(
+      f'operation {index} of a replayed sandbox diverged: recorded is '
+      f'{expected}, asked for was {got}'
+    )
+    self.index, self.expected, self.got = index, expected, got
+
+
+class NoResult(InfraError):
+  """The record cannot serve this: it was over its bound, or never answered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """One thing that came out otherwise. `expected` and `got` are short."""
+
+  index: int
+  name: str
+  field: str
+  expected: str
+  got: str
+
+  def __str__(self) -> str:
+    return (
+      f'{self.index} {self.name}.{self.field}: {self.expected} -> {self.got}'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+  """What a re-execution found.
+
+  Attributes:
+    compared: operations that were run again. Those at which the recorded
+      sandbox itself failed are not.
+  """
+
+  compared: int = 0
+  differences: tuple[Difference, ...] = ()
+
+  @property
+  def differing(self) -> int:
+    """Operations that differ in anything."""
+    return len({d.index for d in self.differences})
+
+
+class Recording:
+  """A `Sandbox` that passes everything on to another and writes it down.
+
+  Args:
+    sandbox: an open one; closing this closes it.
+    max_bytes: of bytes and long texts that the record keeps, in the order in
+      which they come; each that has no more room is kept as its hash, and a
+      replay says that it cannot serve it.
+  """
+
+  def __init__(self, sandbox: Sandbox, max_bytes: int = MAX_BYTES):
+    self.spec, self.facts = sandbox.spec, sandbox.facts
+    self._sandbox = sandbox
+    self._spec = dataclasses.asdict(sandbox.spec)
+    self._chain = sandbox_record.first_link(self._spec)
+    self._blobs = sandbox_record.Blobs(max_bytes)
+    self._operations: list[Operation] = []
+    self._lock = threading.Lock()  # the order of the record is that of calls
+    self._open: Operation | None = None  # has not come back yet
+
+  def record(self) -> SandboxRecord:
+    """What has passed so far; from any thread, also while a call hangs."""
+    operations = tuple(self._operations)
+    if (unanswered := self._open) is not None:
+      operations = (*operations, unanswered)
+    return SandboxRecord(
+      self._spec, dict(self.facts), operations, dict(self._blobs.kept)
+    )
+
+  def call(self, call: Call) -> CallResult:
+    """See `Sandbox.call`."""
+    return self.ask(
+      'call', operations.call(call), lambda: self._sandbox.call(call)
+    )
+
+  def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
+    """See `Sandbox.put`."""
+    return self.ask(
+      'put', operations.put(files, mode), lambda: self._sandbox.put(files, mode)
+    )
+
+  def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
+    """See `Sandbox.get`."""
+    return self.ask(
+      'get',
+      operations.get(paths, max_bytes),
+      lambda: self._sandbox.get(paths, max_bytes),
+    )
+
+  def close(self) -> None:
+    """See `Sandbox.close`."""
+    self._sandbox.close()
+
+  def __enter__(self) -> Recording:
+    return self
+
+  def __exit__(self, *exc) -> None:
+    self.close()
+
+  def ask(self, name: str, request: Any, run: Callable[[], Any]) -> Any:
+    """Runs one operation and writes it down, also if it raises."""
+    with self._lock:
+      request = sandbox_record.pack(request, self._blobs.add)
+      self._chain = sandbox_record.link(self._chain, name, request)
+      self._open = Operation(name, request, self._chain)
+      start = time.monotonic()
+      try:
+        value = run()
+      except BaseException as error:
+        took = time.monotonic() - start
+        self._answered(took, error=(type(error).__name__, str(error)))
+        raise
+      packed = sandbox_record.pack(operations.to_json(value), self._blobs.add)
+      took = getattr(value, 'duration_s', time.monotonic() - start)
+      self._answered(took, result=packed)
+      return value
+
+  def _answered(self, took: float, **came: Any) -> None:
+    whole = dataclasses.replace(self._open, duration_s=took, **came)
+    self._operations.append(whole)
+    self._open = None
+
+
+class Replaying:
+  """A `Sandbox` that is a record: what is asked of it must be what was.
+
+  Raises, of every method but `close`:
+    Diverged: another request than the recorded one. NoResult: the right one,
+      whose result is not in the record. What the recorded sandbox raised.
+  """
+
+  def __init__(self, record: SandboxRecord):
+    self.spec = SandboxSpec(**record.spec)
+    self.facts = dict(record.facts)
+    self._record = record
+    self._chain = sandbox_record.first_link(record.spec)
+    self._index = 0
+    self._lock = threading.Lock()
+
+  @property
+  def left(self) -> int:
+    """Operations that were recorded and not asked for yet."""
+    return len(self._record.operations) - self._index
+
+  def call(self, call: Call) -> CallResult:
+    """See `Sandbox.call`."""
+    return self.ask('call', operations.call(call))
+
+  def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
+    """See `Sandbox.put`."""
+    return self.ask('put', operations.put(files, mode))
+
+  def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
+    """See `Sandbox.get`."""
+    return self.ask('get', operations.get(paths, max_bytes))
+
+  def close(self) -> None:
+    """See `Sandbox.close`; there is nothing to end."""
+
+  def __enter__(self) -> Replaying:
+    return self
+
+  def __exit__(self, *exc) -> None:
+    self.close()
+
+  def ask(self, name: str, request: Any) -> Any:
+    """The recorded answer to the next request, if it is this one."""
+    with self._lock:
+      index, operation = self._index, self._expected(name, request)
+      if operation.error is not None:
+        raise operations.raised(*operation.error)
+      if operation.result is None:
+        raise NoResult(f'operation {index} ({name}) had no result yet')
+      try:
+        found = sandbox_record.unpack(operation.result, self._record.blobs)
+      except sandbox_record.NotKept as error:
+        raise NoResult(f'operation {index} ({name}): {error}') from error
+      return operations.from_json(name, found, operation.duration_s)
+
+  def _expected(self, name: str, request: Any) -> Operation:
+    """The next operation; the record goes on only if it is the one asked."""
+    blobs = sandbox_record.Blobs(sys.maxsize)
+    asked = sandbox_record.pack(request, blobs.add)
+    if not self.left:
+      raise Diverged(self._index, 'nothing more', f'a {name}')
+    operation = self._record.operations[self._index]
+    chain = sandbox_record.link(self._chain, name, asked)
+    if chain != operation.chain:
+      was, now = operation.name, name
+      if was == now:
+        seen = {**self._record.blobs, **blobs.kept}
+        field, a, b = next(_differences(operation.request, asked, seen))
+        was, now = f'{was} with {field} {a}', f'{field} {b}'
+      raise Diverged(self._index, was, now)
+    self._chain, self._index = chain, self._index + 1
+    return operation
+
+
+class ReplayingOpener:
+  """Opens the sandboxes of an episode again, in the order of their opening."""
+
+  def __init__(self, records: Sequence[SandboxRecord]):
+    self._records = records
+    self.opened: list[Replaying] = []
+
+  def __call__(self) -> Replaying:
+    """The next one.
+
+    Raises:
+      Diverged: no more were opened when it was recorded.
+    """
+    n = len(self.opened)
+    if n >= len(self._records):
+      raise Diverged(0, f'{n} sandboxes', 'one more')
+    self.opened.append(Replaying(self._records[n]))
+    return self.opened[-1]
+
+
+def verify(
+  record: SandboxRecord, open_sandbox: Callable[[SandboxSpec], Sandbox]
+) -> Verified:
+  """Runs a record again on a live sandbox; what came out otherwise.
+
+  All but durations and the number of processes left behind is compared;
+  contents that were over the record's bound by their hash.
+
+  Args:
+    open_sandbox: opens one with the limits of the record.
+
+  Raises:
+    InfraError: no sandbox could be opened. A failure later on is a difference.
+  """
+  found: list[Difference] = []
+  again: list[tuple[int, Operation]] = []
+  with Recording(open_sandbox(SandboxSpec(**record.spec)), sys.maxsize) as live:
+    for i, was in enumerate(record.operations):
+      if was.result is None:  # the recorded sandbox had failed
+        continue
+      try:
+        request = sandbox_record.unpack(was.request, record.blobs)
+      except sandbox_record.NotKept as error:
+        found.append(Difference(i, was.name, 'request', 'kept', str(error)))
+        continue
+      again.append((i, was))
+      with contextlib.suppress(InfraError, SandboxBug):  # it is written down
+        operations.perform(live, was.name, request)
+    new = live.record()
+  seen = {**record.blobs, **new.blobs}
+  for (i, was), now in zip(again, new.operations, strict=True):
+    if now.error is not None:
+      said = ': '.join(now.error)
+      found.append(Difference(i, was.name, 'error', 'none', said))
+      continue
+    found += [
+      Difference(i, was.name, *difference)
+      for difference in _differences(was.result, now.result, seen)
+    ]
+  n = sum(o.result is not None for o in record.operations)
+  return Verified(n, tuple(sorted(found, key=lambda d: d.index)))
+
+
+def _differences(was: Any, now: Any, blobs: Mapping[str, bytes]):
+  return operations.differences(was, now, lambda value: _shown(value, blobs))
+
+
+def _shown(value: Any, blobs: Mapping[str, bytes]) -> Any:
+  """What a person can read of a packed value."""
+  try:
+    value = sandbox_record.unpack(value, blobs)
+  except sandbox_record.NotKept as error:
+    return str(error)
+  return value.decode('utf-8', 'replace') if isinstance(value, bytes) else value
