@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -143,19 +143,6 @@ def unpack(value: Any, blobs: Mapping[str, bytes]) -> Any:
   return value
 
 
-def _names(value: Any) -> Iterator[str]:
-  """The names of the blobs that a packed value refers to."""
-  if isinstance(value, Mapping):
-    for key, inner in value.items():
-      if key in (_BYTES, _TEXT):
-        yield inner
-      else:
-        yield from _names(inner)
-  elif isinstance(value, (list, tuple)):
-    for inner in value:
-      yield from _names(inner)
-
-
 # ---- as it stands on disk ---------------------------------------------------
 
 
@@ -165,6 +152,7 @@ def to_json(record: SandboxRecord) -> dict[str, Any]:
     'schema': SCHEMA_VERSION,
     'spec': dict(record.spec),
     'facts': dict(record.facts),
+    'blobs': sorted(record.blobs),
     'operations': [dataclasses.asdict(o) for o in record.operations],
   }
 
@@ -176,7 +164,7 @@ def from_json(
 
   Raises:
     ValueError: another schema version, a chain that does not fit its requests,
-      or a blob that is not what its name says.
+      or a blob that is missing or not what its name says.
   """
   if data.get('schema') != SCHEMA_VERSION:
     raise ValueError(
@@ -193,10 +181,9 @@ def from_json(
     if chain != operation.chain:
       raise ValueError(f'request {i} of a sandbox record was changed')
     operations.append(operation)
-  names = {
-    n for o in operations for n in (*_names(o.request), *_names(o.result))
-  }
-  mine = {n: blobs[n] for n in sorted(names) if n in blobs}
+  if missing := sorted(set(data['blobs']) - set(blobs)):
+    raise ValueError(f'the contents of blobs {missing} are missing')
+  mine = {name: blobs[name] for name in data['blobs']}
   for name, content in mine.items():
     if _hash(content) != name:
       raise ValueError(f'the contents of blob {name} were changed')

@@ -86,6 +86,7 @@ PARTS = {
 # The arrows between siblings: the run evaluates, starts cold, and ends with
 # pages to read.
 ARROWS = {
+  'agentjax.types': {'agentjax.sandbox_record'},
   'agentjax.records': {'agentjax.types'},
   'agentjax.learner': {
     'agentjax.forward',
