@@ -160,7 +160,7 @@ def _create(client: docker.APIClient, spec: SandboxSpec, run: str) -> str:
     memswap_limit=spec.memory_bytes,
     cpu_period=100_000,
     cpu_quota=int(spec.cpus * 100_000),
-    tmpfs={spec.workdir: f'{size},exec', '/tmp': size},
+    tmpfs={path: f'{size},exec' for path in (spec.workdir, '/tmp')},
     shm_size=16 << 20,
     ulimits=[Ulimit(name='core', soft=0, hard=0)],
     log_config={'Type': 'none'},

@@ -1,6 +1,8 @@
-"""A seccomp filter that keeps the policy's code off the runner.
+"""A seccomp filter that keeps the policy's code off the runner and off others.
 
-Floor 1, env/sandbox, used by `bwrap.py` where it is not root. There the runner
+Floor 1, env/sandbox, used by `bwrap.py`. The kernel's keyrings belong to a uid,
+which sandboxes share: what one episode put there the next could read, so that
+they are refused. The rest matters without root, where the runner
 and its children have one uid, and the kernel lets processes of one uid set
 each other's limits and priorities: RLIMIT_NOFILE=0 for process 1 would end the
 runner, and the policy's failure would pass for infrastructure. With the filter
@@ -19,12 +21,13 @@ import platform
 import struct
 import sys
 
-# Of a machine: its number in AUDIT_ARCH, and its system calls as (number,
-# argument, value): refused where the argument has the value.
+# Of a machine: its number in AUDIT_ARCH, its calls of keyrings, and others as
+# (number, argument, value): refused where the argument has the value.
 _RUNNER, _PRIO_USER, _IOPRIO_USER = 1, 2, 3
 _MACHINES = {
   'x86_64': (
     0xC000003E,
+    (248, 249, 250),  # add_key, request_key, keyctl
     (
       (302, 0, _RUNNER),  # prlimit64
       (142, 0, _RUNNER),  # sched_setparam
@@ -39,6 +42,7 @@ _MACHINES = {
   ),
   'aarch64': (
     0xC00000B7,
+    (217, 218, 219),
     (
       (261, 0, _RUNNER),
       (118, 0, _RUNNER),
@@ -64,10 +68,12 @@ def program() -> bytes | None:
   """The filter for this machine; None where its calls are not known here."""
   if platform.machine() not in _MACHINES or sys.byteorder != 'little':
     return None
-  arch, rules = _MACHINES[platform.machine()]
+  arch, keyrings, rules = _MACHINES[platform.machine()]
   refuse = _step(_RETURN, _REFUSE)
   out = [_step(_LOAD, _ARCH), _step(_EQUAL, arch, 1, 0), refuse]
   out += [_step(_LOAD, _NUMBER), _step(_AT_LEAST, _X32, 0, 1), refuse]
+  for number in keyrings:
+    out += [_step(_EQUAL, number, 0, 1), refuse]
   for number, argument, value in rules:
     out += [_step(_LOAD, _NUMBER), _step(_EQUAL, number, 0, 3)]
     # The lower half: process ids and their like are 32 bits wide.
