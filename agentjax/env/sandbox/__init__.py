@@ -20,6 +20,7 @@ from agentjax.env.sandbox.spec import (
   SandboxBug,
   SandboxSpec,
   SandboxUnavailable,
+  Session,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
   'SandboxBug',
   'SandboxSpec',
   'SandboxUnavailable',
+  'Session',
   'choose_backend',
   'open_sandbox',
   'reap',

@@ -8,6 +8,7 @@ the same and lives here. This file does not know where the runner runs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.resources
 import json
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox.channel import Channel
+from agentjax.env.sandbox.live import LiveSession
 from agentjax.env.sandbox.spec import (
   Call,
   CallResult,
@@ -32,13 +34,44 @@ from agentjax.env.sandbox.spec import (
 
 _FILES_TIMEOUT_S = 30.0
 _MAX_FETCH = 60 << 20
+_MAX_SESSIONS = 8
+
+
+# In the order in which they need each other.
+_RUNNER = ('', 'frames', 'streams', 'counters', 'processes', 'interpreter')
+_RUNNER += ('shell', 'sessions', 'watch', 'serve')
+# A child comes back here, with nothing of the runner's on its stack.
+_LOADER = """\
+import os, sys, types
+for name, source in {modules!r}:
+  module = types.ModuleType(name)
+  module.__package__, module.__path__ = '_runner', []
+  sys.modules[name] = module
+  exec(compile(source, '<' + name + '>', 'exec'), module.__dict__)
+  if '.' in name:
+    setattr(sys.modules['_runner'], name.split('.')[1], module)
+try:
+  sys.modules['_runner.serve'].main()
+except sys.modules['_runner.processes'].Become as child:
+  then = child.then
+os._exit(then())
+"""
 
 
 def runner_program() -> str:
-  """The runner's source, for `python3 -c`: no file has to be mounted."""
-  return _source('runner.py')
+  """The runner, for `python3 -c`: no file has to be mounted.
+
+  Its modules stand in it as text; a loader of a few lines makes them a
+  package named _runner.
+  """
+  modules = []
+  for name in _RUNNER:
+    text = _source(f'runner/{name or "__init__"}.py')
+    modules.append((f'_runner.{name}'.rstrip('.'), text))
+  return _LOADER.format(modules=modules)
 
 
+@functools.cache
 def _source(name: str) -> str:
   package = importlib.resources.files('agentjax.env.sandbox')
   return package.joinpath(name).read_text('utf-8')
@@ -77,6 +110,8 @@ class RunnerSandbox:
     self._failure: InfraError | None = None
     self._last_words: CallResult | None = None
     self._oom_kills = 0
+    self._sessions: list[LiveSession] = []
+    self._count = 0
     self._files_code = _source('files.py').encode()
     hello = {
       'op': 'hello',
@@ -92,6 +127,7 @@ class RunnerSandbox:
         f'{b"".join(blobs[2:]).decode("utf-8", "replace")}'
       )
     self.facts['python'] = reply['python']
+    self.facts['shell'] = reply['shell']
     self.facts['counted'] = sorted(
       name for name, n in reply['counters'].items() if n is not None
     )
@@ -106,6 +142,19 @@ class RunnerSandbox:
     }
     code = (call.code or '').encode('utf-8', 'replace')
     return self._run(header, (call.stdin, code), call.timeout_s)
+
+  def session(self, kind: str) -> LiveSession:
+    """See `Sandbox.session`."""
+    self._sessions = [s for s in self._sessions if s.alive]
+    if len(self._sessions) >= _MAX_SESSIONS:
+      raise SandboxBug(
+        f'{_MAX_SESSIONS} sessions are open in this sandbox: close one'
+      )
+    self._count += 1
+    cap = self.spec.output_cap
+    session = LiveSession(kind, self._count, cap, self._run)
+    self._sessions.append(session)
+    return session
 
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """See `Sandbox.put`."""
@@ -189,6 +238,7 @@ class RunnerSandbox:
       duration_s=time.monotonic() - start,
       reaped=reply['reaped'],
       alive=reply['alive'],
+      session_alive=reply.get('session_alive', True),
     )
 
   def _ask(self, header, blobs, timeout_s):

@@ -64,6 +64,7 @@ class CallStatus(enum.Enum):
   PIDS = 'pids'  # refused to fork, and did not end well
   OUTPUT_CAP = 'output_cap'  # killed for what it wrote
   DISK = 'disk'  # filled its file system, and did not end well
+  GONE = 'gone'  # nothing was run: the session had ended before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +181,7 @@ class Call:
       raise SandboxBug(
         f'Call.argv is {self.argv!r}: give a non-empty list of words'
       )
-    if not self.timeout_s > 0:
-      raise SandboxBug(f'Call.timeout_s is {self.timeout_s}: must be above 0')
+    check_timeout('Call.timeout_s', self.timeout_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +196,7 @@ class CallResult:
     duration_s: by the host's clock.
     reaped: processes that the call left behind, and which were killed.
     alive: False if the call took the sandbox with it.
+    session_alive: False if the session that the call was for has ended.
   """
 
   status: CallStatus
@@ -207,6 +208,7 @@ class CallResult:
   duration_s: float = 0.0
   reaped: int = 0
   alive: bool = True
+  session_alive: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +217,39 @@ class Fetched:
 
   files: Mapping[str, bytes]
   refused: Mapping[str, str]
+
+
+class Session(Protocol):
+  """An interpreter in a sandbox that lives on from call to call.
+
+  Of kind 'python', variables, imports and threads live on; of kind 'shell'
+  (bash where the sandbox has it, else sh) the folder, variables, functions and
+  options do. Two sessions share files and nothing else. Between its calls the
+  interpreter is frozen. Processes that it started do not outlive their call,
+  background jobs too. stdin is empty: who reads from it meets its end.
+
+  What a Python call does not catch is shown on stderr, with the policy's own
+  lines alone, and its exit code is 1; SystemExit ends the call with its code.
+  In a shell, `exit` ends the session as well.
+
+  Attributes:
+    kind: 'python' or 'shell'.
+    alive: False once its interpreter has ended: by itself, by a call that had
+      to be killed (TIMEOUT, OOM, OUTPUT_CAP), or killed by another's call. It
+      does not come back; another session may be opened.
+  """
+
+  kind: str
+  alive: bool
+
+  def run(self, text: str, timeout_s: float = 30.0) -> CallResult:
+    """Runs lines of the policy's, as `Sandbox.call` does.
+
+    Of a session that has ended: GONE, with the reason in `stderr`.
+    """
+
+  def close(self) -> None:
+    """Ends the interpreter. Idempotent, never raises."""
 
 
 class Sandbox(Protocol):
@@ -230,6 +265,13 @@ class Sandbox(Protocol):
 
   def call(self, call: Call) -> CallResult:
     """Runs a program, and kills what it leaves behind."""
+
+  def session(self, kind: str) -> Session:
+    """Opens a session of `kind` 'python' or 'shell'; at most 8 at a time.
+
+    Where the policy has used up the processes or the memory, it is one that
+    has ended already.
+    """
 
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """Writes files, paths relative to workdir, with the policy's own rights.
@@ -248,12 +290,20 @@ class Sandbox(Protocol):
   def __exit__(self, *exc) -> None: ...
 
 
+def check_timeout(name: str, seconds: float) -> None:
+  """Raises SandboxBug if `seconds` is no time to wait."""
+  if not seconds > 0:
+    raise SandboxBug(f'{name} is {seconds}: must be above 0')
+
+
 def classify(facts: Mapping[str, Any]) -> tuple[CallStatus, int | None, int]:
   """(status, exit code, signal or 0) from what the runner counted.
 
   Evidence are the runner's and the kernel's counters alone, never text. A
   limit explains a bad end; a call that ended well is OK whatever it met.
   """
+  if facts['end'] == 'gone':
+    return CallStatus.GONE, None, 0
   wait = facts['wait']
   code = os.WEXITSTATUS(wait) if os.WIFEXITED(wait) else None
   number = os.WTERMSIG(wait) if os.WIFSIGNALED(wait) else 0
