@@ -81,6 +81,17 @@ def get(*paths: str, max_bytes: int = 1 << 20) -> Step:
   return lambda sandbox: sandbox.get(paths, max_bytes)
 
 
+def session(kind: str, *texts: str, timeout_s: float = TIMEOUT_S) -> Step:
+  """Several calls of one session, and whether it lives on."""
+
+  def step(sandbox):
+    with sandbox.session(kind) as opened:
+      out = [_plain(opened.run(text, timeout_s)) for text in texts]
+      return [*out, opened.alive]
+
+  return step
+
+
 # ---- kinds of episodes ------------------------------------------------------
 # Each is a function of a generator of random numbers: (steps, ruins).
 
@@ -224,6 +235,37 @@ def state(rng):
   ]
 
 
+def sessions(rng):
+  n = rng.randrange(2, 99)
+  return [
+    session(
+      'python',
+      f'import math; x = {n}\ndef f(): return x * 7',
+      'print(f(), math.floor(2.5))',
+      'y = [f() for _ in range(3)]\n1 / 0',
+      'print(y, __name__)',
+      'f(',
+      'raise SystemExit("why")',
+      'import sys; sys.stdout.buffer.write(b"\\xff\\x00")',
+      'input()',
+    ),
+    session(
+      'shell',
+      f'x="a  {n}"; cd /tmp; f() {{ echo "$x" "$PWD" "$@"; }}',
+      'f 1 "2  3"; (exit 7)',
+      'nosuch; echo $?',
+      'for i in 1 2; do echo $i; done | sort -r; sleep 99 & echo on',
+      'if then',
+      'cd /task; touch "b c" a; ls; echo *',
+      'echo bye; exit 4',
+      'echo gone',
+    ),
+    session('python', 'import time; time.sleep(99)', 'print(1)', timeout_s=0.3),
+    session('python', 'import os; os.kill(os.getpid(), 9)', 'print(1)'),
+    tool('print("apart")'),
+  ]
+
+
 def signals(rng):
   number = rng.choice((1, 2, 3, 6, 9, 10, 11, 13, 15))
   return [
@@ -346,14 +388,15 @@ def forks(rng):
 
 # (kind, how many of a hundred, needs a sandbox of its own)
 KINDS = (
-  (sums, 12, False),
-  (errors, 16, False),
+  (sums, 9, False),
+  (errors, 14, False),
   (text, 12, False),
   (output, 6, False),
   (pipes, 8, False),
   (surroundings, 12, False),
   (files, 8, False),
   (state, 6, False),
+  (sessions, 5, False),
   (signals, 6, False),
   (left_behind, 3, False),
   (threads, 3, False),

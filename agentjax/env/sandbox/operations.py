@@ -8,6 +8,7 @@ is one operation: its arguments as a request, its result as JSON, and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentjax.env.sandbox.spec import (
   CallStatus,
   Fetched,
   Sandbox,
+  Session,
 )
 
 _SHOWN = 60  # characters around the place where two texts part
@@ -48,10 +50,28 @@ def get(paths: Sequence[str], max_bytes: int) -> dict[str, Any]:
   return {'paths': list(paths), 'max_bytes': max_bytes}
 
 
-def perform(sandbox: Sandbox, name: str, request: Any) -> Any:
-  """Asks `sandbox` for a recorded operation; what it returns."""
+def session_run(number: int, text: str, timeout_s: float) -> dict[str, Any]:
+  text = text.encode('utf-8', 'replace').decode()
+  return {'session': number, 'text': text, 'timeout_s': timeout_s}
+
+
+def perform(
+  sandbox: Sandbox, sessions: list[Session], name: str, request: Any
+) -> Any:
+  """Asks `sandbox` for a recorded operation; what it returns.
+
+  `sessions`: what operations before have opened; a new one is added.
+  """
   if name == 'call':
     return sandbox.call(Call(**request))
+  if name == 'session':
+    sessions.append(sandbox.session(**request))
+    return None
+  if name == 'session.run':
+    number = request['session']
+    return sessions[number].run(request['text'], request['timeout_s'])
+  if name == 'session.close':
+    return sessions[request['session']].close()
   if name == 'put':
     return sandbox.put(dict(request['files']), request['mode'])
   if name == 'get':
@@ -65,16 +85,9 @@ def perform(sandbox: Sandbox, name: str, request: Any) -> Any:
 def to_json(result: Any) -> Any:
   """What an operation returned, without its duration."""
   if isinstance(result, CallResult):
-    return {
-      'status': result.status.value,
-      'exit': result.exit,
-      'signal': result.signal,
-      'stdout': result.stdout,
-      'stderr': result.stderr,
-      'truncated': list(result.truncated),
-      'reaped': result.reaped,
-      'alive': result.alive,
-    }
+    data = dataclasses.asdict(result)
+    del data['duration_s']
+    return data | {'status': result.status.value}
   if isinstance(result, Fetched):
     return {'files': _pairs(result.files), 'refused': _pairs(result.refused)}
   raise TypeError(f'a sandbox returned {result!r}')
@@ -84,6 +97,8 @@ def from_json(name: str, data: Any, duration_s: float) -> Any:
   """Inverse of `to_json` for the result of the operation `name`."""
   if name == 'get':
     return Fetched(dict(data['files']), dict(data['refused']))
+  if name not in ('call', 'put', 'session.run'):
+    return data
   known = data | {
     'status': CallStatus(data['status']),
     'truncated': tuple(data['truncated']),

@@ -31,6 +31,7 @@ from agentjax.env.sandbox.spec import (
   Sandbox,
   SandboxBug,
   SandboxSpec,
+  Session,
 )
 from agentjax.sandbox_record import Operation, SandboxRecord
 
@@ -125,6 +126,7 @@ class Recording:
     self._chain = sandbox_record.first_link(self._spec)
     self._blobs = sandbox_record.Blobs(max_bytes)
     self._operations: list[Operation] = []
+    self._sessions = 0
     self._lock = threading.Lock()  # the order of the record is that of calls
     self._open: Operation | None = None  # has not come back yet
 
@@ -142,6 +144,17 @@ class Recording:
     return self.ask(
       'call', operations.call(call), lambda: self._sandbox.call(call)
     )
+
+  def session(self, kind: str) -> RecordedSession:
+    """See `Sandbox.session`."""
+    session = self.ask(
+      'session',
+      {'kind': kind},
+      lambda: self._sandbox.session(kind),
+      lambda opened: {'alive': opened.alive},
+    )
+    self._sessions += 1
+    return RecordedSession(self, session, self._sessions - 1)
 
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """See `Sandbox.put`."""
@@ -167,7 +180,13 @@ class Recording:
   def __exit__(self, *exc) -> None:
     self.close()
 
-  def ask(self, name: str, request: Any, run: Callable[[], Any]) -> Any:
+  def ask(
+    self,
+    name: str,
+    request: Any,
+    run: Callable[[], Any],
+    as_json: Callable[[Any], Any] = operations.to_json,
+  ) -> Any:
     """Runs one operation and writes it down, also if it raises."""
     with self._lock:
       request = sandbox_record.pack(request, self._blobs.add)
@@ -180,7 +199,7 @@ class Recording:
         took = time.monotonic() - start
         self._answered(took, error=(type(error).__name__, str(error)))
         raise
-      packed = sandbox_record.pack(operations.to_json(value), self._blobs.add)
+      packed = sandbox_record.pack(as_json(value), self._blobs.add)
       took = getattr(value, 'duration_s', time.monotonic() - start)
       self._answered(took, result=packed)
       return value
@@ -189,6 +208,41 @@ class Recording:
     whole = dataclasses.replace(self._open, duration_s=took, **came)
     self._operations.append(whole)
     self._open = None
+
+
+class RecordedSession:
+  """A `Session` of a `Recording`, by the number of its opening."""
+
+  def __init__(self, recording: Recording, session: Session, number: int):
+    self.kind = session.kind
+    self._recording, self._session = recording, session
+    self._number = number
+
+  @property
+  def alive(self) -> bool:
+    """See `Session`."""
+    return self._session.alive
+
+  def run(self, text: str, timeout_s: float = 30.0) -> CallResult:
+    """See `Session.run`."""
+    request = operations.session_run(self._number, text, timeout_s)
+    return self._recording.ask(
+      'session.run', request, lambda: self._session.run(text, timeout_s)
+    )
+
+  def close(self) -> None:
+    """See `Session.close`."""
+    if self.alive:
+      request = {'session': self._number}
+      self._recording.ask(
+        'session.close', request, self._session.close, lambda _: {}
+      )
+
+  def __enter__(self) -> RecordedSession:
+    return self
+
+  def __exit__(self, *exc) -> None:
+    self.close()
 
 
 class Replaying:
@@ -204,7 +258,7 @@ class Replaying:
     self.facts = dict(record.facts)
     self._record = record
     self._chain = sandbox_record.first_link(record.spec)
-    self._index = 0
+    self._index = self._sessions = 0
     self._lock = threading.Lock()
 
   @property
@@ -215,6 +269,12 @@ class Replaying:
   def call(self, call: Call) -> CallResult:
     """See `Sandbox.call`."""
     return self.ask('call', operations.call(call))
+
+  def session(self, kind: str) -> ReplayingSession:
+    """See `Sandbox.session`."""
+    alive = self.ask('session', {'kind': kind})['alive']
+    self._sessions += 1
+    return ReplayingSession(self, kind, self._sessions - 1, alive)
 
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """See `Sandbox.put`."""
@@ -266,6 +326,33 @@ class Replaying:
     return operation
 
 
+class ReplayingSession:
+  """A `Session` of a `Replaying`, by the number of its opening."""
+
+  def __init__(self, replaying: Replaying, kind: str, number: int, alive: bool):
+    self.kind, self.alive = kind, alive
+    self._replaying, self._number = replaying, number
+
+  def run(self, text: str, timeout_s: float = 30.0) -> CallResult:
+    """See `Session.run`."""
+    request = operations.session_run(self._number, text, timeout_s)
+    result = self._replaying.ask('session.run', request)
+    self.alive = self.alive and result.alive and result.session_alive
+    return result
+
+  def close(self) -> None:
+    """See `Session.close`."""
+    if self.alive:
+      self.alive = False
+      self._replaying.ask('session.close', {'session': self._number})
+
+  def __enter__(self) -> ReplayingSession:
+    return self
+
+  def __exit__(self, *exc) -> None:
+    self.close()
+
+
 class ReplayingOpener:
   """Opens the sandboxes of an episode again, in the order of their opening."""
 
@@ -302,6 +389,7 @@ def verify(
   """
   found: list[Difference] = []
   again: list[tuple[int, Operation]] = []
+  sessions: list[Session] = []
   with Recording(open_sandbox(SandboxSpec(**record.spec)), sys.maxsize) as live:
     for i, was in enumerate(record.operations):
       if was.result is None:  # the recorded sandbox had failed
@@ -313,7 +401,7 @@ def verify(
         continue
       again.append((i, was))
       with contextlib.suppress(InfraError, SandboxBug):  # it is written down
-        operations.perform(live, was.name, request)
+        operations.perform(live, sessions, was.name, request)
     new = live.record()
   seen = {**record.blobs, **new.blobs}
   for (i, was), now in zip(again, new.operations, strict=True):

@@ -97,7 +97,7 @@ class Runner:
       asked = session.ask(mark.token, blobs[0])
       os.kill(session.pid, signal.SIGCONT if asked else signal.SIGKILL)
       cap = header['output_cap']
-      streams = {session.out: Capture(cap), session.err: Capture(cap)}
+      streams = self.captures(cap, session.out, session.err)
       watched = self.watch(session.pid, streams, deadline, mark)
       facts, out = self.finish(session.pid, watched, streams, before)
     return dict(facts, session_alive=number in self.sessions), out
@@ -128,7 +128,7 @@ class Runner:
     for fd in ours:
       os.set_blocking(fd, False)
     source = Feed(ours[0], stdin)
-    streams = {fd: Capture(cap) for fd in ours[1:]}
+    streams = self.captures(cap, *ours[1:])
     if pid is None:
       report = self.refused(refused, before)
     else:
@@ -141,6 +141,9 @@ class Runner:
 
   def deadline(self, timeout_s):
     return min(time.monotonic() + timeout_s, self.link.end)
+
+  def captures(self, cap, *fds):
+    return {fd: Capture(cap, self.limits['output_kill']) for fd in fds}
 
   def watch(self, pid, streams, deadline, source):
     kill = self.limits['output_kill']
