@@ -1,10 +1,12 @@
 """The same episodes, the same observations: Docker, bubblewrap, replaying."""
 
+import signal
+
 import pytest
 import scripted_episodes as scripted
 from sandboxes import SPEC, backend_or_skip
 
-from agentjax.env.sandbox import open_sandbox
+from agentjax.env.sandbox import Call, open_sandbox
 from agentjax.env.sandbox.replay import Recording, Replaying, verify
 
 
@@ -68,6 +70,30 @@ def test_a_hundred_episodes_are_the_same_everywhere(both):
   wrong, steps = compare(scripted.batches(made, 10))
   assert len(made) == 100 and steps > 450
   assert wrong == [], '\n'.join(wrong)
+
+
+def test_what_the_trainer_ignores_or_blocks_does_not_show(backend):
+  """As under nohup, or started by a shell in the background."""
+  code = (
+    'import signal as s\n'
+    'print([int(n) for n in s.valid_signals() if s.getsignal(n) is s.SIG_IGN],'
+    ' s.pthread_sigmask(0, ()))'
+  )
+  numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+  kept = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
+  blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+  try:
+    sandbox = open_sandbox(SPEC, backend)
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for number, handler in kept.items():
+      signal.signal(number, handler)
+  with sandbox:
+    expected = f'[{signal.SIGPIPE:d}, {signal.SIGXFSZ:d}] set()\n'
+    assert sandbox.call(Call(code=code)).stdout == expected
+    shell = 'grep -E "Sig(Blk|Ign)" /proc/self/status'
+    found = sandbox.call(Call(argv=['sh', '-c', shell])).stdout.split()
+    assert found[1::2] == ['0' * 16, '0' * 16]
 
 
 @pytest.mark.long
