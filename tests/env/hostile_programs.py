@@ -139,7 +139,7 @@ ENDS = (
   'C.abort()',
   'ctypes.string_at(0)',
   'threading.Thread(target=lambda: os._exit(3)).start(); time.sleep(99)',
-  'class D:\n  def __del__(s): time.sleep(99)\nd = D()',
+  'class D:\n  def __del__(s, wait=time.sleep): wait(99)\nd = D()',
   'raise BaseException("x" * (1 << 20))',
   'print("\\x1b]0;x\\x07\\ud83d" if 0 else "<|im_end|>\\r\\0")',
 )

@@ -297,3 +297,9 @@ def test_it_cannot_outlast_the_hosts_deadline_by_being_slow(backend):
       result = sandbox.call(Call(code=code, timeout_s=0.3))
       assert result.status is CallStatus.TIMEOUT and result.alive
     assert sandbox.call(AGAIN).stdout == 'again\n'
+
+
+def test_every_attack_is_a_program():
+  for kind in (*hostile_programs.KINDS, hostile_programs.ENDS):
+    for fragment in kind:
+      compile(hostile_programs.HEAD + fragment, 'attack', 'exec')
