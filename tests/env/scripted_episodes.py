@@ -2,7 +2,7 @@
 
 An episode is a list of steps, each a function of a sandbox; `run` gives what
 the policy would read of each, and the whole result beside it without what no
-two runs share. Nothing here prints what `sandbox.replay.VARIES` lists.
+two runs share. Nothing here prints what `verification.VARIES` lists.
 """
 
 from __future__ import annotations
@@ -79,6 +79,20 @@ def put(files: dict[str, bytes], mode: int = 0o644) -> Step:
 
 def get(*paths: str, max_bytes: int = 1 << 20) -> Step:
   return lambda sandbox: sandbox.get(paths, max_bytes)
+
+
+def archived(*paths: str) -> Step:
+  """An archive out, and in again under another folder's files."""
+
+  def step(sandbox):
+    data, refused = sandbox.get_tar(paths)
+    return data, refused, _plain(sandbox.put_tar(data))
+
+  return step
+
+
+def snapshot(sandbox: Sandbox):
+  return sandbox.snapshot()
 
 
 def session(kind: str, *texts: str, timeout_s: float = TIMEOUT_S) -> Step:
@@ -222,6 +236,21 @@ def files(rng):
   ]
 
 
+def trees(rng):
+  n = rng.randrange(2, 30)
+  return [
+    put({f'src/m{i}.py': f'x = {i}\n'.encode() * i for i in range(n)}),
+    shell('mkdir -p src/deep/er; echo hi > src/deep/er/f; chmod 755 src/m0.py'),
+    snapshot,
+    shell('ln -s m0.py src/link; mkfifo p; ln src/m1.py hard; echo t > /tmp/t'),
+    archived('src', 'p', 'none'),
+    shell('rm -rf src/deep; echo new >> src/m0.py'),
+    snapshot,
+    archived('.'),
+    shell('find . | sort; cat src/m0.py'),
+  ]
+
+
 def state(rng):
   n = rng.randrange(1, 99)
   return [
@@ -361,6 +390,8 @@ def disk(rng):
     put({'x': b'y' * 9999}),
     shell('rm /task/big /tmp/big; echo more > /task/more; cat /task/more'),
     code('f = open("sparse", "wb"); f.seek(1 << 30); f.write(b"x")'),
+    code('for i in range(9000): open(f"f{i}", "w").close()'),
+    shell('rm -rf f*; echo room > g; cat g'),
   ]
 
 
@@ -394,7 +425,8 @@ KINDS = (
   (output, 6, False),
   (pipes, 8, False),
   (surroundings, 12, False),
-  (files, 8, False),
+  (files, 6, False),
+  (trees, 2, False),
   (state, 6, False),
   (sessions, 5, False),
   (signals, 6, False),

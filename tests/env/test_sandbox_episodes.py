@@ -7,7 +7,8 @@ import scripted_episodes as scripted
 from sandboxes import SPEC, backend_or_skip
 
 from agentjax.env.sandbox import Call, open_sandbox
-from agentjax.env.sandbox.replay import Recording, Replaying, verify
+from agentjax.env.sandbox.replay import Recording, Replaying
+from agentjax.env.sandbox.verification import verify
 
 
 def play(backend, batch):

@@ -23,9 +23,9 @@ from agentjax.env.sandbox.replay import (
   Recording,
   Replaying,
   ReplayingOpener,
-  verify,
 )
 from agentjax.env.sandbox.spec import Died, HostDeadline
+from agentjax.env.sandbox.verification import verify
 
 CALLS = (
   Call(code='print(6 * 7)'),
@@ -73,6 +73,20 @@ def converse(sandbox):
   return [*out, another.alive, another.run('1')]
 
 
+def pack_up(sandbox):
+  """Archives and snapshots."""
+  sandbox.put(FILES)
+  data, refused = sandbox.get_tar(['.', 'none'])
+  return [
+    (data, refused),
+    sandbox.snapshot(),
+    sandbox.call(Call(argv=['sh', '-c', 'rm -r a; mkdir "b c"; mkfifo p'])),
+    sandbox.put_tar(data),
+    sandbox.snapshot(max_bytes=10),
+    sandbox.snapshot(),
+  ]
+
+
 def recorded(backend, use=exercise, **options):
   with Recording(open_sandbox(SPEC, backend), **options) as sandbox:
     out = use(sandbox)
@@ -115,6 +129,48 @@ def test_sessions_are_served_too(backend):
     replaying.session('python')
   with pytest.raises(Diverged, match='session'):
     session.run('x = 6')
+
+
+def test_archives_and_snapshots_are_served_too(backend):
+  results, record = recorded(backend, pack_up)
+  replaying = Replaying(on_disk(record))
+  assert pack_up(replaying) == results
+  assert replaying.left == 0
+  for other in ('docker', 'bwrap'):
+    found = verify(record, lambda spec, o=other: open_sandbox(SPEC, o))
+    assert [str(d) for d in found.differences] == []
+  short = dataclasses.replace(
+    record, operations=record.operations[:-1], blobs={}
+  )
+  with pytest.raises(NoResult, match='larger max_bytes'):
+    pack_up(Replaying(short))
+
+
+def test_what_a_sandbox_began_with_is_part_of_its_record(backend):
+  with open_sandbox(SPEC, backend) as first:
+    first.put({'n': b'41'})
+    snapshot = first.snapshot()
+
+  def use(sandbox):
+    return sandbox.call(Call(code='print(int(open("n").read()) + 1)'))
+
+  opened = open_sandbox(SPEC, backend, snapshot=snapshot)
+  with Recording(opened, begun_from=snapshot) as fork:
+    result = use(fork)
+  record = on_disk(fork.record())
+  assert result.stdout == '42\n'
+  assert [o.name for o in record.operations] == ['restore', 'call']
+  assert use(Replaying(record)) == result
+
+  def opener(spec, **options):
+    return open_sandbox(SPEC, backend, **options)
+
+  assert verify(record, opener).differences == ()
+  # Another beginning is another chain, though the call is the same.
+  _, plain = recorded(backend, use)
+  assert plain.operations[0].chain != record.operations[1].chain
+  found = verify(plain, lambda spec: opener(spec, snapshot=snapshot))
+  assert 'stdout' in {d.field for d in found.differences}
 
 
 def test_verification_on_each_backend_finds_nothing(backend):

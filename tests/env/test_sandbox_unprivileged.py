@@ -111,3 +111,17 @@ def test_sessions():
   full, again, after = play(FILL, by='session')
   assert full == ['ok', True, 'full\n'] and after == '2\n'
   assert again[0] in ('signal', 'timeout', 'ok') and again[1]
+
+
+def test_inodes_are_limited_and_name_spaces_closed():
+  bomb = 'import itertools\nfor i in itertools.count(): open(f"{i}", "w")'
+  spaces = (
+    'import ctypes, os\n'
+    'print(ctypes.CDLL(None).unshare(0x10000000), os.getuid() != 0)\n'
+    'print(open("/proc/self/status").read().count("Seccomp:\\t2"))'
+  )
+  again = ['ok', True, '1\n']
+  assert play(bomb, spaces) == [
+    *(['disk', True, ''], again),
+    *(['ok', True, '-1 True\n1\n'], again),
+  ]

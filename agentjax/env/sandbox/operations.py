@@ -12,8 +12,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentjax import sandbox_record
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import spec as spec_module
+from agentjax.env.sandbox.snapshot import Entry, Snapshot
 from agentjax.env.sandbox.spec import (
   Call,
   CallResult,
@@ -64,6 +66,12 @@ def perform(
   """
   if name == 'call':
     return sandbox.call(Call(**request))
+  if name == 'put_tar':
+    return sandbox.put_tar(**request)
+  if name == 'get_tar':
+    return sandbox.get_tar(**request)
+  if name == 'snapshot':
+    return sandbox.snapshot(**request)
   if name == 'session':
     sessions.append(sandbox.session(**request))
     return None
@@ -90,20 +98,38 @@ def to_json(result: Any) -> Any:
     return data | {'status': result.status.value}
   if isinstance(result, Fetched):
     return {'files': _pairs(result.files), 'refused': _pairs(result.refused)}
-  raise TypeError(f'a sandbox returned {result!r}')
+  if isinstance(result, Snapshot):
+    return {
+      'workdir': result.workdir,
+      'entries': [dataclasses.astuple(entry) for entry in result.entries],
+      'tar': result.tar,
+      'refused': _pairs(result.refused),
+    }
+  data, refused = result  # of get_tar
+  return {'data': data, 'refused': _pairs(refused)}
 
 
 def from_json(name: str, data: Any, duration_s: float) -> Any:
   """Inverse of `to_json` for the result of the operation `name`."""
   if name == 'get':
     return Fetched(dict(data['files']), dict(data['refused']))
-  if name not in ('call', 'put', 'session.run'):
-    return data
-  known = data | {
-    'status': CallStatus(data['status']),
-    'truncated': tuple(data['truncated']),
-  }
-  return CallResult(duration_s=duration_s, **known)
+  if name == 'get_tar':
+    return data['data'], dict(data['refused'])
+  if name == 'snapshot':
+    return snapshot_from_json(data)
+  if name in ('call', 'put', 'put_tar', 'session.run'):
+    known = data | {
+      'status': CallStatus(data['status']),
+      'truncated': tuple(data['truncated']),
+    }
+    return CallResult(duration_s=duration_s, **known)
+  return data
+
+
+def snapshot_from_json(data: Any) -> Snapshot:
+  """Inverse of `to_json`."""
+  entries = tuple(Entry(*entry) for entry in data['entries'])
+  return Snapshot(data['workdir'], entries, data['tar'], dict(data['refused']))
 
 
 def raised(kind: str, text: str) -> Exception:
@@ -122,21 +148,26 @@ _NOT_COMPARED = ('reaped',)
 
 
 def differences(
-  was: Any, now: Any, show: Any = lambda value: value
+  was: Any, now: Any, blobs: Mapping[str, bytes]
 ) -> Iterator[tuple[str, str, str]]:
-  """(field, expected, got) of each top field that differs, in short.
+  """(field, expected, got) of each field that differs, in short.
 
   Args:
-    show: what there is to see of a field's value, such as a blob's contents.
+    was, now: packed requests or results. blobs: of both, to be shown.
   """
-  if not (isinstance(was, Mapping) and isinstance(now, Mapping)):
-    if was != now:
-      yield 'result', *_short(show(was), show(now))
-    return
   for field in sorted({*was, *now} - set(_NOT_COMPARED)):
     a, b = was.get(field), now.get(field)
     if a != b:
-      yield field, *_short(show(a), show(b))
+      yield field, *_short(_shown(a, blobs), _shown(b, blobs))
+
+
+def _shown(value: Any, blobs: Mapping[str, bytes]) -> Any:
+  """What a person can read of a packed value."""
+  try:
+    value = sandbox_record.unpack(value, blobs)
+  except sandbox_record.NotKept as error:
+    return str(error)
+  return value.decode('utf-8', 'replace') if isinstance(value, bytes) else value
 
 
 def _short(a: Any, b: Any) -> tuple[str, str]:

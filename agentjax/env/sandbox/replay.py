@@ -2,18 +2,16 @@
 
 Floor 1, env/sandbox. `Recording` stands before a sandbox of any backend and
 writes down each request with what came of it; `Replaying` serves such a record
-without any engine, byte for byte; `verify` runs a record again on a live
-sandbox and says where that one differs. The record is a value of
+without any engine, byte for byte. The record is a value of
 `agentjax.sandbox_record`. No backend is known here, no environment and no
 file.
 
-A recorded result is the truth: nothing learns from a re-execution. What
-another execution need not repeat is listed in `VARIES`.
+A recorded result is the truth: nothing learns from running it again, which
+`verification.py` does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import threading
@@ -24,32 +22,21 @@ from typing import Any
 from agentjax import sandbox_record
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import operations
+from agentjax.env.sandbox.snapshot import Snapshot
 from agentjax.env.sandbox.spec import (
   Call,
   CallResult,
   Fetched,
   Sandbox,
-  SandboxBug,
   SandboxSpec,
   Session,
 )
 from agentjax.sandbox_record import Operation, SandboxRecord
 
+# The first operation of a sandbox that was opened with a snapshot.
+RESTORE = 'restore'
 # Of contents that one record keeps. What is over it is kept as a hash.
 MAX_BYTES = 4 << 20
-
-# Sandboxes fix the hash seed, the time zone, the locale, the host's name, the
-# user and the environment. They cannot fix these, and a program that prints
-# them differs when it is run again:
-VARIES = (
-  'the clock, and how long anything takes',
-  'process ids and the order in which processes run',
-  'addresses in memory (ASLR), and what is made of them: id(), default reprs',
-  'random numbers of the kernel: os.urandom, uuid4, unseeded generators',
-  'the order in which a folder is listed, and inode numbers',
-  'processors, memory and kernel as /proc shows them',
-  'what a program wrote before a limit of time or memory struck',
-)
 
 
 class Diverged(InfraError):
@@ -75,40 +62,6 @@ class NoResult(InfraError):
   """The record cannot serve this: it was over its bound, or never answered."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-  """One thing that came out otherwise. `expected` and `got` are short."""
-
-  index: int
-  name: str
-  field: str
-  expected: str
-  got: str
-
-  def __str__(self) -> str:
-    return (
-      f'{self.index} {self.name}.{self.field}: {self.expected} -> {self.got}'
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Verified:
-  """What a re-execution found.
-
-  Attributes:
-    compared: operations that were run again. Those at which the recorded
-      sandbox itself failed are not.
-  """
-
-  compared: int = 0
-  differences: tuple[Difference, ...] = ()
-
-  @property
-  def differing(self) -> int:
-    """Operations that differ in anything."""
-    return len({d.index for d in self.differences})
-
-
 class Recording:
   """A `Sandbox` that passes everything on to another and writes it down.
 
@@ -117,9 +70,15 @@ class Recording:
     max_bytes: of bytes and long texts that the record keeps, in the order in
       which they come; each that has no more room is kept as its hash, and a
       replay says that it cannot serve it.
+    begun_from: the snapshot that it was opened with, if it was.
   """
 
-  def __init__(self, sandbox: Sandbox, max_bytes: int = MAX_BYTES):
+  def __init__(
+    self,
+    sandbox: Sandbox,
+    max_bytes: int = MAX_BYTES,
+    begun_from: Snapshot | None = None,
+  ):
     self.spec, self.facts = sandbox.spec, sandbox.facts
     self._sandbox = sandbox
     self._spec = dataclasses.asdict(sandbox.spec)
@@ -129,6 +88,8 @@ class Recording:
     self._sessions = 0
     self._lock = threading.Lock()  # the order of the record is that of calls
     self._open: Operation | None = None  # has not come back yet
+    if begun_from is not None:
+      self.ask(RESTORE, operations.to_json(begun_from), dict, dict)
 
   def record(self) -> SandboxRecord:
     """What has passed so far; from any thread, also while a call hangs."""
@@ -168,6 +129,28 @@ class Recording:
       'get',
       operations.get(paths, max_bytes),
       lambda: self._sandbox.get(paths, max_bytes),
+    )
+
+  def put_tar(self, data: bytes) -> CallResult:
+    """See `Sandbox.put_tar`."""
+    return self.ask(
+      'put_tar', {'data': data}, lambda: self._sandbox.put_tar(data)
+    )
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, Mapping[str, str]]:
+    """See `Sandbox.get_tar`."""
+    request = operations.get(paths, max_bytes)
+    return self.ask(
+      'get_tar', request, lambda: self._sandbox.get_tar(paths, max_bytes)
+    )
+
+  def snapshot(self, max_bytes: int | None = None) -> Snapshot:
+    """See `Sandbox.snapshot`."""
+    request = {'max_bytes': max_bytes}
+    return self.ask(
+      'snapshot', request, lambda: self._sandbox.snapshot(max_bytes)
     )
 
   def close(self) -> None:
@@ -260,6 +243,9 @@ class Replaying:
     self._chain = sandbox_record.first_link(record.spec)
     self._index = self._sessions = 0
     self._lock = threading.Lock()
+    if record.operations and record.operations[0].name == RESTORE:
+      # Nobody asks for it: what it began with was there from the beginning.
+      self._chain, self._index = record.operations[0].chain, 1
 
   @property
   def left(self) -> int:
@@ -283,6 +269,20 @@ class Replaying:
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """See `Sandbox.get`."""
     return self.ask('get', operations.get(paths, max_bytes))
+
+  def put_tar(self, data: bytes) -> CallResult:
+    """See `Sandbox.put_tar`."""
+    return self.ask('put_tar', {'data': data})
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, Mapping[str, str]]:
+    """See `Sandbox.get_tar`."""
+    return self.ask('get_tar', operations.get(paths, max_bytes))
+
+  def snapshot(self, max_bytes: int | None = None) -> Snapshot:
+    """See `Sandbox.snapshot`."""
+    return self.ask('snapshot', {'max_bytes': max_bytes})
 
   def close(self) -> None:
     """See `Sandbox.close`; there is nothing to end."""
@@ -319,7 +319,9 @@ class Replaying:
       was, now = operation.name, name
       if was == now:
         seen = {**self._record.blobs, **blobs.kept}
-        field, a, b = next(_differences(operation.request, asked, seen))
+        field, a, b = next(
+          operations.differences(operation.request, asked, seen)
+        )
         was, now = f'{was} with {field} {a}', f'{field} {b}'
       raise Diverged(self._index, was, now)
     self._chain, self._index = chain, self._index + 1
@@ -371,60 +373,3 @@ class ReplayingOpener:
       raise Diverged(0, f'{n} sandboxes', 'one more')
     self.opened.append(Replaying(self._records[n]))
     return self.opened[-1]
-
-
-def verify(
-  record: SandboxRecord, open_sandbox: Callable[[SandboxSpec], Sandbox]
-) -> Verified:
-  """Runs a record again on a live sandbox; what came out otherwise.
-
-  All but durations and the number of processes left behind is compared;
-  contents that were over the record's bound by their hash.
-
-  Args:
-    open_sandbox: opens one with the limits of the record.
-
-  Raises:
-    InfraError: no sandbox could be opened. A failure later on is a difference.
-  """
-  found: list[Difference] = []
-  again: list[tuple[int, Operation]] = []
-  sessions: list[Session] = []
-  with Recording(open_sandbox(SandboxSpec(**record.spec)), sys.maxsize) as live:
-    for i, was in enumerate(record.operations):
-      if was.result is None:  # the recorded sandbox had failed
-        continue
-      try:
-        request = sandbox_record.unpack(was.request, record.blobs)
-      except sandbox_record.NotKept as error:
-        found.append(Difference(i, was.name, 'request', 'kept', str(error)))
-        continue
-      again.append((i, was))
-      with contextlib.suppress(InfraError, SandboxBug):  # it is written down
-        operations.perform(live, sessions, was.name, request)
-    new = live.record()
-  seen = {**record.blobs, **new.blobs}
-  for (i, was), now in zip(again, new.operations, strict=True):
-    if now.error is not None:
-      said = ': '.join(now.error)
-      found.append(Difference(i, was.name, 'error', 'none', said))
-      continue
-    found += [
-      Difference(i, was.name, *difference)
-      for difference in _differences(was.result, now.result, seen)
-    ]
-  n = sum(o.result is not None for o in record.operations)
-  return Verified(n, tuple(sorted(found, key=lambda d: d.index)))
-
-
-def _differences(was: Any, now: Any, blobs: Mapping[str, bytes]):
-  return operations.differences(was, now, lambda value: _shown(value, blobs))
-
-
-def _shown(value: Any, blobs: Mapping[str, bytes]) -> Any:
-  """What a person can read of a packed value."""
-  try:
-    value = sandbox_record.unpack(value, blobs)
-  except sandbox_record.NotKept as error:
-    return str(error)
-  return value.decode('utf-8', 'replace') if isinstance(value, bytes) else value

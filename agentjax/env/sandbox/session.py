@@ -19,21 +19,21 @@ from typing import Any
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox.channel import Channel
 from agentjax.env.sandbox.live import LiveSession
+from agentjax.env.sandbox.snapshot import Snapshot
 from agentjax.env.sandbox.spec import (
   Call,
   CallResult,
   CallStatus,
   Died,
   Fetched,
-  ProtocolError,
   SandboxBug,
   SandboxSpec,
   as_text,
   classify,
 )
+from agentjax.env.sandbox.transfer import Transfer
 
 _FILES_TIMEOUT_S = 30.0
-_MAX_FETCH = 60 << 20
 _MAX_SESSIONS = 8
 
 
@@ -105,14 +105,14 @@ class RunnerSandbox:
     self._channel = channel
     self._stop = stop
     self._hit_limit, self._said = hit_limit, said
-    self._lock = threading.Lock()
+    self._lock = threading.RLock()
+    self._transfer = Transfer(spec, self._carry_files)
     self._closed = False
     self._failure: InfraError | None = None
     self._last_words: CallResult | None = None
     self._oom_kills = 0
     self._sessions: list[LiveSession] = []
     self._count = 0
-    self._files_code = _source('files.py').encode()
     hello = {
       'op': 'hello',
       'nonce': channel.nonce,
@@ -158,36 +158,39 @@ class RunnerSandbox:
 
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """See `Sandbox.put`."""
-    request = {
-      'op': 'put',
-      'files': [[_checked(path), len(data)] for path, data in files.items()],
-      'mode': mode,
-    }
-    stdin = json.dumps(request).encode() + b'\n' + b''.join(files.values())
-    header = self._files_header(4096)
-    return self._run(header, (stdin, self._files_code), _FILES_TIMEOUT_S)
+    with self._lock:
+      return self._transfer.put(files, mode)
 
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """See `Sandbox.get`."""
-    if max_bytes > _MAX_FETCH:
-      raise SandboxBug(f'max_bytes {max_bytes} is above {_MAX_FETCH}')
-    request = {
-      'op': 'get',
-      'paths': [_checked(path) for path in paths],
-      'max_bytes': max_bytes,
-    }
-    stdin = json.dumps(request).encode() + b'\n'
-    header = self._files_header(max_bytes + 1024 * (1 + len(paths)))
     with self._lock:
-      if self._last_words:
-        return Fetched({}, {p: 'the sandbox is gone' for p in paths})
-      reply, blobs = self._ask(
-        header, (stdin, self._files_code), _FILES_TIMEOUT_S
-      )
-    status, _, _ = classify(reply)
-    if status is not CallStatus.OK:
-      return Fetched({}, {p: f'not read: {status.value}' for p in paths})
-    return _split(paths, blobs[0] + blobs[1])
+      return self._transfer.get(paths, max_bytes)
+
+  def put_tar(self, data: bytes) -> CallResult:
+    """See `Sandbox.put_tar`."""
+    with self._lock:
+      return self._transfer.put_tar(data)
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, dict[str, str]]:
+    """See `Sandbox.get_tar`."""
+    with self._lock:
+      return self._transfer.get_tar(paths, max_bytes)
+
+  def snapshot(self, max_bytes: int | None = None) -> Snapshot:
+    """See `Sandbox.snapshot`."""
+    with self._lock:
+      return self._transfer.snapshot(max_bytes)
+
+  def restore(self, snapshot: Snapshot) -> None:
+    """Makes the files of a snapshot, in a sandbox that has run nothing yet.
+
+    Raises:
+      SandboxBug: it is of another workdir, damaged, or does not fit.
+    """
+    with self._lock:
+      self._transfer.restore(snapshot)
 
   def close(self) -> None:
     """See `Sandbox.close`."""
@@ -202,19 +205,25 @@ class RunnerSandbox:
   def __exit__(self, *exc) -> None:
     self.close()
 
-  def _files_header(self, cap: int) -> dict[str, Any]:
-    return {
-      'op': 'run',
-      'argv': None,
-      'timeout_s': _FILES_TIMEOUT_S,
-      'output_cap': cap,
+  def _carry_files(self, request, contents, cap) -> tuple[CallResult, bytes]:
+    stdin = json.dumps(request).encode() + b'\n' + b''.join(contents)
+    code = _source('files.py').encode()
+    header = {
+      **{'op': 'run', 'argv': None},
+      **{'timeout_s': _FILES_TIMEOUT_S, 'output_cap': cap},
     }
+    result, out = self._exchange(header, (stdin, code), _FILES_TIMEOUT_S)
+    return result, out[0] + out[1]
 
   def _run(self, header, blobs, timeout_s) -> CallResult:
+    return self._exchange(header, blobs, timeout_s)[0]
+
+  def _exchange(self, header, blobs, timeout_s):
+    """(result, the blobs that it was made from)."""
     start, began = time.monotonic(), time.time()
     with self._lock:
       if self._last_words:
-        return self._last_words
+        return self._last_words, (b'',) * 4
       try:
         reply, out = self._ask(header, blobs, timeout_s)
       except Died:
@@ -224,11 +233,11 @@ class RunnerSandbox:
         self._last_words = CallResult(limit, alive=False)
         return dataclasses.replace(
           self._last_words, duration_s=time.monotonic() - start
-        )
+        ), (b'',) * 4
       self._oom_kills += reply['oom']
     status, code, number = classify(reply)
     dropped = tuple(reply['dropped'])
-    return CallResult(
+    result = CallResult(
       status,
       exit=code,
       signal=number or None,
@@ -240,6 +249,7 @@ class RunnerSandbox:
       alive=reply['alive'],
       session_alive=reply.get('session_alive', True),
     )
+    return result, out
 
   def _ask(self, header, blobs, timeout_s):
     if self._closed:
@@ -261,30 +271,3 @@ class RunnerSandbox:
     if not reply['alive']:  # its lifetime ended in this call
       self._last_words = CallResult(CallStatus.TIMEOUT, alive=False)
     return reply, out
-
-
-def _checked(path: str) -> str:
-  parts = path.split('/')
-  if not path or '\0' in path or {'', '.', '..'} & set(parts):
-    raise SandboxBug(
-      f'path {path!r}: give one relative to workdir, without . and ..'
-    )
-  return path
-
-
-def _split(paths: Sequence[str], data: bytes) -> Fetched:
-  try:
-    line, rest = data.split(b'\n', 1)
-    sizes = json.loads(line)
-    if len(sizes) != len(paths):
-      raise ValueError(f'{len(sizes)} answers to {len(paths)} paths')
-  except ValueError as error:
-    raise ProtocolError(f'files came back unreadable: {error}') from error
-  files, refused, at = {}, {}, 0
-  for path, size in zip(paths, sizes, strict=True):
-    if isinstance(size, str):
-      refused[path] = size
-    else:
-      files[path] = rest[at : at + size]
-      at += size
-  return Fetched(files, refused)

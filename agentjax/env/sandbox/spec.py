@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from agentjax.env.base import InfraError
+from agentjax.env.sandbox.snapshot import Snapshot
 
 DEFAULT_IMAGE = 'agentjax-python:latest'
 
@@ -84,7 +85,8 @@ class SandboxSpec:
     lifetime_s: after which the sandbox ends by itself. In a call this is the
       call's timeout, between calls it is infrastructure: see `check_calls`.
     grace_s: that the host waits longer than a call's own timeout.
-    workdir: where calls start; the only place besides /tmp to write to.
+    workdir: where calls start; the only place to write to besides /tmp, from
+      which nothing can be executed, and /dev/shm, of 16 MiB.
     env: variables of the calls, besides a fixed set.
     uid: of the calls, where the runner is root.
   """
@@ -281,6 +283,33 @@ class Sandbox(Protocol):
 
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """Reads regular files; no link is followed; `max_bytes` in all."""
+
+  def put_tar(self, data: bytes) -> CallResult:
+    """Unpacks an archive into workdir, with the policy's own rights.
+
+    Modes become 0644 or 0755. The status is as in `put`.
+
+    Raises:
+      SandboxBug: the archive is none that may be unpacked: see `archive.read`.
+    """
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, Mapping[str, str]]:
+    """Files and whole folders below workdir ('.' is all of it) as an archive.
+
+    Regular files and folders, in the order of their paths, with modes 0644 or
+    0755; no link is followed; `max_bytes` of contents. Besides it, why of each
+    path that is not in it.
+    """
+
+  def snapshot(self, max_bytes: int | None = None) -> Snapshot:
+    """All files and folders of workdir and /tmp, to compare or to go on from.
+
+    `open_sandbox(snapshot=...)` opens another sandbox that begins with them.
+    `max_bytes` of contents in all, twice `tmpfs_bytes` if None; what is above
+    it stands in `refused`.
+    """
 
   def close(self) -> None:
     """Ends every process. Idempotent, bounded, never raises."""

@@ -28,6 +28,7 @@ from .streams import Capture, Mark, drain, make_pipe
 from .watch import Feed, Watched, watch
 
 _PR_SET_DUMPABLE = 4
+_CAPABILITY_VERSION_3 = 0x20080522
 _REFUSED = 126 << 8  # the wait status of what could not be started
 
 
@@ -38,6 +39,7 @@ class Runner:
     self.link = link
     self.limits = None
     self.nonce = None
+    self.folders = ()
     self.sessions = {}
     self.wake, wake_in = os.pipe()
     for fd in (self.wake, wake_in):
@@ -57,6 +59,8 @@ class Runner:
     self.limits, self.nonce = header['limits'], header['nonce']
     self.link.end = time.monotonic() + self.limits['lifetime_s']
     settle(self.limits)
+    places = (self.limits['workdir'], '/tmp', '/dev/shm')
+    self.folders = [place for place in places if os.path.isdir(place)]
     gc.freeze()  # children need not look through what the runner made
     # Proves that the change of uid works before anything of the policy runs.
     facts, out = self.call(None, '', b'', 10.0, 4096)
@@ -196,7 +200,7 @@ class Runner:
       'end': watched.end,
       'wait': ended.get(pid, 0) if status is None else status,
       'reaped': len(killed - {pid}),
-      'disk_full': disk_full((self.limits['workdir'], '/tmp')),
+      'disk_full': disk_full(self.folders),
       'alive': time.monotonic() < self.link.end,
       'dropped': [c.parts()[2] for c in captures],
     }
@@ -206,11 +210,22 @@ class Runner:
     return facts, [p for c in captures for p in c.parts()[:2]]
 
 
+def keep_rights(libc):
+  """Makes the capabilities of this process none that children inherit."""
+  header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+  sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice
+  if libc.capget(header, sets) == 0:
+    sets[2] = sets[5] = 0
+    libc.capset(header, sets)
+
+
 def main():
   # kill(-1) anywhere else than in a PID namespace of its own is a disaster.
   if os.getpid() != 1:
     sys.exit(f'the runner must be PID 1 of a sandbox, not {os.getpid()}')
-  if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+  libc = ctypes.CDLL(None, use_errno=True)
+  keep_rights(libc)
+  if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
     sys.exit(f'prctl(PR_SET_DUMPABLE) failed: errno {ctypes.get_errno()}')
   # Out of the way of 0, 1 and 2, which are the child's own later.
   link = Link(os.dup(0), os.dup(1))
