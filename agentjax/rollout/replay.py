@@ -29,6 +29,10 @@ from agentjax.types import Reward, Status, Trajectory
 _CUT_OFF = (Status.INFRA_FAILURE, Status.ENVIRONMENT_ERROR, Status.ABORTED)
 
 
+class NotReplayable(Exception):
+  """The environment cannot be given the sandboxes of a record."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Difference:
   """What came out otherwise; `where` is a segment, a turn or the reward."""
@@ -59,13 +63,13 @@ def replay(
     chat, limits: as when it was collected.
 
   Raises:
-    TypeError: the environment takes no `open_sandbox`, and sandboxes were
+    NotReplayable: the environment takes no `open_sandbox`, and sandboxes were
       recorded.
   """
   opener = ReplayingOpener(trajectory.sandboxes)
   if trajectory.sandboxes or _takes_opener(make_environment):
     if not _takes_opener(make_environment):
-      raise TypeError(
+      raise NotReplayable(
         f'{make_environment} takes no open_sandbox, but {trajectory.id} used '
         f'{len(trajectory.sandboxes)} sandboxes: its function needs this '
         'argument for a replay'

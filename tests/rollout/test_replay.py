@@ -14,16 +14,17 @@ from fakes import IdEnvironment, id_task
 from requirements import require
 from test_collect import assert_same
 
-from agentjax import recorder, storage
+from agentjax import recorder, storage, workdir
 from agentjax.env import word_problems
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import SandboxSpec, choose_backend, open_sandbox
 from agentjax.env.sandbox.replay import Diverged
 from agentjax.rollout.collect import CollectStats, collect
 from agentjax.rollout.episode import Limits
-from agentjax.rollout.replay import replay
+from agentjax.rollout.replay import NotReplayable, replay
 from agentjax.rollout.sampling import Sampling
 from agentjax.types import Source, Status
+from experiments import replay as command
 
 SPEC = SandboxSpec(
   memory_bytes=192 << 20, tmpfs_bytes=16 << 20, pids=32, grace_s=20.0
@@ -149,7 +150,7 @@ def test_what_differs_is_listed(groups):
   )
   (found,) = changed(sandboxes=(more,))
   assert found.where == 'calls that were not made again' and found.got == 1
-  with pytest.raises(TypeError, match='takes no open_sandbox'):
+  with pytest.raises(NotReplayable, match='takes no open_sandbox'):
     replayed(whole, IdEnvironment)
 
 
@@ -270,6 +271,30 @@ def test_an_environment_whose_record_fails_ends_nothing(caplog):
   assert 'no record' in caplog.text
 
 
+def test_a_step_that_was_cut_off_is_not_there(groups, tmp_path, monkeypatch):
+  """Killed before its lines are there, it is none, and is written again."""
+  r = recorder.Recorder(tmp_path)
+  r.trajectories(1, groups)
+  for n in (1, 2, 3):  # arrays, blobs, lines
+    left, real = [n], storage.write_bytes
+
+    def killed(path, data, left=left, real=real):
+      left[0] -= 1
+      if not left[0]:
+        raise KeyboardInterrupt
+      real(path, data)
+
+    with monkeypatch.context() as patched:
+      patched.setattr(storage, 'write_bytes', killed)
+      with pytest.raises(KeyboardInterrupt):
+        r.trajectories(1, groups)
+    assert recorder.trajectory_steps(tmp_path) == []
+    r.trajectories(1, groups)
+    back, _ = recorder.read_trajectories(tmp_path, 1)
+    for a, b in zip(members(groups), members(back), strict=True):
+      assert a.sandboxes == b.sandboxes
+
+
 def test_blobs_on_disk(groups, tmp_path):
   """Stored once, whole or refused, and gone with their step."""
   big = next(t for t in members(groups) if t.sandboxes)
@@ -294,3 +319,43 @@ def test_blobs_on_disk(groups, tmp_path):
   r.trajectories(3, groups)
   r.forget_after(2)
   assert os.listdir(tmp_path / 'trajectories') == []
+
+
+def test_the_command_replays_a_workdir(backend, groups, tmp_path, capsys):
+  config = {
+    'make_environment': {
+      'function': 'agentjax.env.word_problems.environment',
+      'max_failures': 9,
+    },
+    'chat': {'call': 'code_chat.CodeChat'},
+    'limits': {
+      'call': 'agentjax.rollout.episode.Limits',
+      **dataclasses.asdict(LIMITS),
+    },
+  }
+  workdir.write_config(tmp_path, config, 0)
+  records = recorder.Recorder(tmp_path)
+  for step in (1, 2):
+    records.trajectories(step, groups)
+  n = len(members(groups))
+  assert command.main([f'--workdir={tmp_path}']) == 0
+  assert capsys.readouterr().out == (
+    f'{2 * n} trajectories replayed, {2 * n} byte-equal\n'
+  )
+  again = ['--step=1', '--verify', f'--backend={backend}']
+  assert command.main([f'--workdir={tmp_path}', *again]) == 0
+  said = capsys.readouterr().out
+  total = sum(len(s.operations) for t in members(groups) for s in t.sandboxes)
+  assert f'{total} operations run again, 0 differ (0.00%)\n' in said
+  # From here on another environment: what it asks for is not in the record.
+  config['make_environment']['timeout_s'] = 3
+  workdir.write_config(tmp_path, config, 1)
+  assert command.main([f'--workdir={tmp_path}', '--step=1']) == 0
+  capsys.readouterr()
+  assert command.main([f'--workdir={tmp_path}']) == 1
+  said = capsys.readouterr().out
+  assert 'step 2, 2/t1/0/0: status: ' in said and 'step 1,' not in said
+  assert command.main([f'--workdir={tmp_path}', '--step=5']) == 1
+  assert 'recorded are 1-2' in capsys.readouterr().err
+  assert command.main([f'--workdir={tmp_path / "none"}']) == 1
+  assert 'no trajectories' in capsys.readouterr().err
