@@ -10,11 +10,13 @@ It knows no model, no loss and no environment; checkpoints are elsewhere.
   <workdir>/evaluations/step_00000012.jsonl   one line per evaluation
   <workdir>/trajectories/step_00000012.jsonl  one line per trajectory
   <workdir>/trajectories/step_00000012.npz    arrays over all their tokens
+  <workdir>/trajectories/step_00000012.blobs.npz
+                    contents by SHA-256 that went into and out of sandboxes
   <workdir>/events/...tfevents...             TensorBoard, derived from metrics
   <workdir>/vocabulary.json                   the text of each token id
 
 A process of a pod other than the first writes trajectories alone, to
-step_00000012.p0003.jsonl and .npz.
+step_00000012.p0003.jsonl and the others.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from agentjax import events, records, storage, types
+from agentjax import events, records, sandbox_record, storage, types
 
 SCHEMA_VERSION = 1
 _KINDS = ('metrics', 'evaluations', 'trajectories')
 _OTHER_RELEASE = 'read it with the release that wrote it'
 _NAME = re.compile(r'step_(\d{8,})(?:\.p(\d{4,}))?\.jsonl')
 
-
+_BLOBS = '.blobs.npz'
 _PAGES = re.compile(r'step_(\d{8,})')
 
 
@@ -102,6 +104,7 @@ class Recorder:
     """
     given = dict(advantages or {})
     rows, columns, start = [], {}, 0
+    blobs: dict[str, bytes] = {}
     # One array for all, so that each token's row is where its others are.
     members = (t for g in groups for t in g.trajectories)
     kept = max(map(records.most_kept, members), default=0)
@@ -117,6 +120,11 @@ class Recorder:
             trajectory.segments, record['segments'], strict=True
           ):
             entry['text'] = self._decode(segment.tokens)
+        record['sandboxes'] = list(
+          map(sandbox_record.to_json, trajectory.sandboxes)
+        )
+        for sandbox in trajectory.sandboxes:
+          blobs.update(sandbox.blobs)
         record['step'] = step
         record['group'] = number
         record['offset'] = start
@@ -136,6 +144,12 @@ class Recorder:
       path.with_suffix('.npz'),
       {name: np.concatenate(parts) for name, parts in columns.items()},
     )
+    storage.remove(path.with_suffix(_BLOBS))
+    if blobs:
+      storage.write_npz(
+        path.with_suffix(_BLOBS),
+        {name: np.frombuffer(b, np.uint8) for name, b in blobs.items()},
+      )
     storage.write_jsonl(path, rows)
 
   def vocabulary(self, pieces: Sequence[str]) -> None:
@@ -160,6 +174,7 @@ class Recorder:
           path = self.workdir / kind / name
           storage.remove(path)
           storage.remove(path.with_suffix('.npz'))
+          storage.remove(path.with_suffix(_BLOBS))
           gone.append(f'{kind}/{name}')
     if self._process == 0:
       if gone:
@@ -242,10 +257,11 @@ def read_trajectories(
     if not path.with_suffix('.npz').exists():
       raise storage.Unreadable(path, 'the .npz file beside it is missing')
     arrays = storage.read_npz(path.with_suffix('.npz'))
+    blobs = _blobs(path.with_suffix(_BLOBS))
     members: dict[int, list[types.Trajectory]] = {}
     for i, row in enumerate(rows, 1):
       try:
-        trajectory, advantage = _trajectory(row, arrays)
+        trajectory, advantage = _trajectory(row, arrays, blobs)
         members.setdefault(row['group'], []).append(trajectory)
       except (KeyError, TypeError, ValueError, IndexError) as e:
         raise storage.Unreadable(
@@ -260,14 +276,28 @@ def read_trajectories(
 
 
 def _trajectory(
-  row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+  row: Mapping[str, Any],
+  arrays: Mapping[str, np.ndarray],
+  blobs: Mapping[str, bytes],
 ) -> tuple[types.Trajectory, np.ndarray | None]:
   """A trajectory and its advantages, out of the arrays of all."""
   n = sum(s['n'] for s in row['segments'])
   span = slice(row['offset'], row['offset'] + n)
   mine = {k: v[span] for k, v in arrays.items()}
+  sandboxes = tuple(
+    sandbox_record.from_json(data, blobs)
+    for data in row.get('sandboxes', ())  # older records lack them
+  )
   trajectory = records.trajectory_from_record(row, mine)
+  trajectory = trajectory.append(sandboxes=sandboxes)
   return trajectory, mine['advantages'] if row['has_advantages'] else None
+
+
+def _blobs(path: epath.Path) -> dict[str, bytes]:
+  """By SHA-256; none where no sandbox was used."""
+  if not path.exists():
+    return {}
+  return {n: array.tobytes() for n, array in storage.read_npz(path).items()}
 
 
 def _advantages(

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from agentjax.sandbox_record import SandboxRecord
+
 SCHEMA_VERSION = 1
 
 
@@ -355,6 +357,8 @@ class Trajectory:
     row_weight: weight of its row in the loss.
     error: traceback, where an environment or the infrastructure failed.
     info: what the environment wants to be recorded; JSON-able.
+    sandboxes: what passed between the environment and its sandboxes, one
+      `SandboxRecord` each.
   """
 
   task: Task
@@ -370,6 +374,7 @@ class Trajectory:
   row_weight: float = 1.0
   error: str | None = None
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  sandboxes: tuple[SandboxRecord, ...] = ()
 
   @property
   def id(self) -> str:

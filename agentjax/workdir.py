@@ -80,6 +80,28 @@ def _versions() -> dict[str, str]:
   return out
 
 
+def read_config(workdir: epath.PathLike, step: int) -> dict[str, Any]:
+  """The config that `step` of a run was made with.
+
+  Raises:
+    FileNotFoundError: the workdir has none.
+    storage.Unreadable: a damaged file.
+  """
+  found = None
+  for name in _config_names(workdir):
+    path = epath.Path(workdir) / name
+    there = storage.read_json(path)
+    if not isinstance(there, dict) or not {'config', 'from_step'} <= set(there):
+      raise storage.Unreadable(path, 'not the config of a run')
+    if found is None or there['from_step'] < step:
+      found = there['config']
+  if found is None:
+    raise FileNotFoundError(
+      f'{epath.Path(workdir)} has no config.json: name the workdir of a run'
+    )
+  return found
+
+
 def _leaves(value: Any, path: str = '') -> dict[str, Any]:
   if not isinstance(value, Mapping):
     return {path: value}

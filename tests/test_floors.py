@@ -21,6 +21,7 @@ FLOORS = {
   'agentjax.storage': 0,
   'agentjax.compiles': 0,
   'agentjax.records': 0,
+  'agentjax.sandbox_record': 0,
   'agentjax.env.sandbox.runner': 0,  # goes into the sandbox: knows nobody
   'agentjax.text': 1,
   'agentjax.model': 1,
@@ -85,6 +86,7 @@ PARTS = {
 # The arrows between siblings: the run evaluates, starts cold, and ends with
 # pages to read.
 ARROWS = {
+  'agentjax.types': {'agentjax.sandbox_record'},
   'agentjax.records': {'agentjax.types'},
   'agentjax.learner': {
     'agentjax.forward',

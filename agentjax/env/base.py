@@ -34,6 +34,14 @@ class Environment(Protocol):
 
   `reset`, then `step` for each turn that came to an end of its own, then
   `verify` where the episode's end says something of the policy, then `close`.
+
+  One that runs code in sandboxes may also have
+
+      sandbox_records() -> tuple[SandboxRecord, ...]
+
+  what passed between it and each, in the order of their opening. It is asked
+  once before `close`, also while a call hangs, and goes into the trajectory's
+  record; it must not wait.
   """
 
   def reset(self, task: Task) -> Opening:

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from agentjax.env.base import Opening, Tool, ToolError
+from agentjax.sandbox_record import SandboxRecord
 from agentjax.types import (
   Observation,
   Reward,
@@ -114,6 +115,11 @@ class ToolEnvironment:
       'failures': float(self._failures),
     }
     return Reward(float(right), bool(right), parts)
+
+  def sandbox_records(self) -> tuple[SandboxRecord, ...]:
+    """See `Environment`: those of the tools, in the order of the tools."""
+    asked = (getattr(t, 'sandbox_records', tuple) for t in self._tools.values())
+    return tuple(record for ask in asked for record in ask())
 
   def close(self) -> None:
     """See `Environment`."""

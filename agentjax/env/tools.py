@@ -8,10 +8,12 @@ an environment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentjax.env import integers
+from agentjax.env import sandbox as sandboxes
 from agentjax.env.base import ToolError
 from agentjax.env.sandbox import (
   Call,
@@ -20,8 +22,9 @@ from agentjax.env.sandbox import (
   Sandbox,
   SandboxSpec,
   choose_backend,
-  open_sandbox,
 )
+from agentjax.env.sandbox.replay import Recording
+from agentjax.sandbox_record import SandboxRecord
 from agentjax.types import ToolSpec
 
 _MAX_CODE = 20_000
@@ -69,6 +72,7 @@ class PythonTool:
     timeout_s: of one call.
     max_chars: of the text that comes back.
     sandbox: an open one to use instead, which stays the caller's to close.
+    open_sandbox: opens one instead, to be closed by this tool.
 
   Raises:
     SandboxUnavailable: no sandbox can run here; at construction, so that a
@@ -83,13 +87,15 @@ class PythonTool:
     timeout_s: float = 10.0,
     max_chars: int = 2000,
     sandbox: Sandbox | None = None,
+    open_sandbox: Callable[[], Sandbox] | None = None,
   ):
-    self._sandbox_spec = spec or SandboxSpec()
     self._shared = sandbox
-    self._own: Sandbox | None = None
-    if sandbox is None:
-      backend = choose_backend(self._sandbox_spec, backend)
-    self._backend = backend
+    self._own: Recording | None = None
+    if sandbox is None and open_sandbox is None:
+      spec = spec or SandboxSpec()
+      backend = choose_backend(spec, backend)
+      open_sandbox = functools.partial(sandboxes.open_sandbox, spec, backend)
+    self._open = open_sandbox
     self._timeout_s = timeout_s
     self._max_chars = max_chars
     self.spec = ToolSpec(
@@ -107,9 +113,13 @@ class PythonTool:
     code = text_argument(arguments, 'code', _MAX_CODE)
     sandbox = self._shared or self._own
     if sandbox is None:
-      sandbox = self._own = open_sandbox(self._sandbox_spec, self._backend)
+      sandbox = self._own = Recording(self._open())
     result = sandbox.call(Call(code=code, timeout_s=self._timeout_s))
     return readable(result, self._timeout_s, self._max_chars)
+
+  def sandbox_records(self) -> tuple[SandboxRecord, ...]:
+    """What passed between this tool and the sandbox that it opened."""
+    return () if self._own is None else (self._own.record(),)
 
   def close(self) -> None:
     """Closes the sandbox that this tool opened. Idempotent, never raises."""

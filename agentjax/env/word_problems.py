@@ -10,7 +10,7 @@ sandbox; where none can run, `environment` says so.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -89,6 +89,7 @@ def environment(
   spec: SandboxSpec | None = None,
   backend: str = 'auto',
   sandbox: Sandbox | None = None,
+  open_sandbox: Callable[[], Sandbox] | None = None,
 ) -> ToolEnvironment:
   """An environment for one episode; an `EnvironmentFactory`.
 
@@ -97,6 +98,7 @@ def environment(
   Args:
     sandbox: an open one for many episodes instead, for scripted experts:
       files would go from one episode to the next.
+    open_sandbox: opens one with the limits of `spec` instead.
 
   Raises:
     SandboxUnavailable: nothing here can run code apart.
@@ -110,6 +112,7 @@ def environment(
     timeout_s=timeout_s,
     max_chars=max_chars,
     sandbox=sandbox,
+    open_sandbox=open_sandbox,
   )
   return ToolEnvironment(
     [tool],

@@ -79,6 +79,7 @@ def cut(trajectory: Trajectory, turn: int, branch: int) -> Trajectory:
     parent_id=trajectory.id,
     error=None,
     info={},
+    sandboxes=(),
   )
 
 

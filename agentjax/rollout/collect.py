@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 import traceback
 from collections import deque
@@ -36,6 +37,8 @@ from agentjax.rollout.sampling import Sampling, trajectory_key
 from agentjax.rollout.seats import Seat, Seats, SharedPrompt
 from agentjax.rollout.slots import Stats
 from agentjax.types import Group, Reward, Status, Task, Trajectory
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -337,6 +340,7 @@ class _Run:
     """Frees what the episode held and puts its trajectory into its group."""
     self.running.discard(e)
     self.seats.leave(e.seat)
+    sandboxes = _sandbox_records(e.environment)
     self._close_later(e)
     info = {
       **trajectory.info,
@@ -345,7 +349,7 @@ class _Run:
       'attempts': e.attempts,
     }
     done = e.group.done
-    done[e.index] = trajectory.append(info=info)
+    done[e.index] = trajectory.append(info=info, sandboxes=sandboxes)
     if any(t is None for t in done):
       return
     for prompt in e.group.prompts.values():
@@ -378,6 +382,15 @@ class _Run:
 def _reset(e: _Episode, make_environment: Callable[[], Environment]):
   e.environment = make_environment()
   return e.environment.reset(e.request.task)
+
+
+def _sandbox_records(environment: Environment | None) -> tuple:
+  """What it recorded of its sandboxes; nothing it raises ends the run."""
+  try:
+    return tuple(getattr(environment, 'sandbox_records', tuple)())
+  except Exception:
+    _log.warning('sandboxes were not recorded', exc_info=True)
+    return ()
 
 
 def _close_environment(e: _Episode) -> None:

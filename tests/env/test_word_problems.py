@@ -122,7 +122,7 @@ def test_a_lost_sandbox_is_infrastructure(backend):
   turn = Turn('', Verdict.CALLS, calls=(call,))
   assert env.step(turn).observations[0].body == '1'
   tool = env._tools['python']
-  tool._own._channel.shutdown()
+  tool._own._sandbox._channel.shutdown()
   with pytest.raises(InfraError):
     env.step(turn)
   env.close()

@@ -9,7 +9,9 @@ and processor where this host lets us make one; `facts['limits']` says so.
 Otherwise limits are per process (rlimits): a hog meets MemoryError instead of
 the status OOM, and nothing counts refused forks. Without root, calls have the
 runner's uid, and `seccomp.py` keeps them off it. Weaker than a container in
-that /proc shows the host's memory and processors.
+that /proc shows the host's memory and processors. The policy sees the names
+and the folders of a container of Debian, so that what it reads does not tell
+the two apart; programs and modules of Python are those that this host has.
 
 bwrap cannot limit the inodes of what it mounts, and an empty file takes memory
 too: `unshare` makes a mount name space before, in which the writable folders
@@ -48,6 +50,15 @@ from agentjax.env.sandbox.spec import (
 )
 
 _STOP_S = 3.0
+# What a container's image has in /etc, of what programs look up there.
+_ETC = {
+  'passwd': 'root:x:0:0:root:/root:/bin/bash\n'
+  'nobody:*:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n',
+  'group': 'root:x:0:\nnogroup:*:65534:\n',
+  'hosts': '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n',
+  'nsswitch.conf': 'passwd: files\ngroup: files\nhosts: files dns\n',
+}
+_FOLDERS = ('boot', 'home', 'media', 'mnt', 'opt', 'run', 'srv', 'var/tmp')
 # Hides the host's, in a name space of the sandbox's own.
 _BASE = '/dev/shm'
 _MOUNT = f"""
@@ -109,7 +120,10 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
   ours, theirs = socket.socketpair()
   info_read, info_write = os.pipe()
   errors = tempfile.TemporaryFile()
-  filter_fd, passed = _filter()
+  passed_fds, passed = _filter()
+  for name, text in _ETC.items():
+    passed_fds.append(_readable(text))
+    passed += ['--perms', '0644', '--file', str(passed_fds[-1]), f'/etc/{name}']
   command = _command(spec, group, info_write, passed)
   try:
     process = subprocess.Popen(
@@ -117,7 +131,7 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
       stdin=theirs,
       stdout=theirs,
       stderr=errors,
-      pass_fds=[info_write, *filter_fd],
+      pass_fds=[info_write, *passed_fds],
       start_new_session=True,
     )
   except OSError as error:
@@ -127,7 +141,7 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
     raise StartFailed(f'bubblewrap does not start: {error}') from error
   finally:
     theirs.close()
-    _close([info_write, *filter_fd])
+    _close([info_write, *passed_fds])
   pidfd, pid = _child(info_read)
   state = _Process(process, pidfd, group, errors)
   if pid is None:
@@ -145,7 +159,8 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
     rlimits['RLIMIT_NPROC'] = spec.pids
   try:
     return RunnerSandbox(
-      spec if os.geteuid() else _with_own_uid(spec, pid),
+      # A group counts its processes; without one the kernel counts by uid.
+      spec if group or os.geteuid() else _with_own_uid(spec, pid),
       channel,
       facts,
       rlimits=rlimits,
@@ -216,6 +231,14 @@ def _filter() -> tuple[list[int], list[str]]:
   return ([], []) if fd is None else ([fd], ['--seccomp', str(fd)])
 
 
+def _readable(text: str) -> int:
+  """A descriptor to read `text` from; the caller's to close."""
+  fd = os.memfd_create('text')
+  os.write(fd, text.encode())
+  os.lseek(fd, 0, os.SEEK_SET)
+  return fd
+
+
 def _close(fds: Sequence[int]) -> None:
   for fd in fds:
     os.close(fd)
@@ -245,8 +268,9 @@ def _command(spec, group, info_write: int, passed) -> list[str]:
   folders = sorted([(spec.workdir, f'{_BASE}/work'), ('/tmp', f'{_BASE}/tmp')])
   command = [
     *_namespaces(),
-    *('--info-fd', str(info_write), *passed),
+    *('--info-fd', str(info_write)),
     *_root(),
+    *passed,
     *('--proc', '/proc', '--dev', '/dev', '--bind', f'{_BASE}/shm', '/dev/shm'),
     *('--remount-ro', '/dev'),
     *(word for to, of in folders for word in ('--bind', of, to)),
@@ -297,7 +321,9 @@ def _root() -> list[str]:
       out += ['--symlink', os.readlink(name), name]
     elif path.exists():
       out += ['--ro-bind', name, name]
-  out += ['--perms', '0755', '--dir', '/etc']
+  for name in ('etc', *_FOLDERS):
+    out += ['--perms', '0755', '--dir', f'/{name}']
+  out += ['--perms', '0700', '--dir', '/root']
   for name in ('ld.so.cache', 'alternatives'):
     out += ['--ro-bind-try', f'/etc/{name}', f'/etc/{name}']
   prefix = os.path.realpath(sys.base_prefix)

@@ -32,8 +32,14 @@ def take_signals(wakeup):
   """Makes this process, as PID 1, safe from its children's signals.
 
   The kernel drops those without a handler; SIGINT has Python's, and SIGCHLD
-  gets one here, which writes to the descriptor `wakeup`.
+  gets one here, which writes to the descriptor `wakeup`. What whoever started
+  the sandbox ignores or blocks (nohup, a shell's background) does not show in
+  it.
   """
+  signal.pthread_sigmask(signal.SIG_SETMASK, ())
+  for number in signal.valid_signals() - set(_IGNORED_BY_PYTHON):
+    if signal.getsignal(number) is signal.SIG_IGN:
+      signal.signal(number, signal.SIG_DFL)
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
   signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -102,7 +102,7 @@ class Runner:
       asked = session.ask(mark.token, blobs[0])
       os.kill(session.pid, signal.SIGCONT if asked else signal.SIGKILL)
       cap = header['output_cap']
-      streams = {session.out: Capture(cap), session.err: Capture(cap)}
+      streams = self.captures(cap, session.out, session.err)
       watched = self.watch(session.pid, streams, deadline, mark)
       facts, out = self.finish(session.pid, watched, streams, before)
     return dict(facts, session_alive=number in self.sessions), out
@@ -131,7 +131,7 @@ class Runner:
     child.tell(argv, code)
     source = Feed(child.stdin, stdin)
     child.stdin = None
-    streams = {child.out: Capture(cap), child.err: Capture(cap)}
+    streams = self.captures(cap, child.out, child.err)
     watched = self.watch(child.pid, streams, deadline, source)
     report = self.finish(child.pid, watched, streams, before)
     source.close()
@@ -153,6 +153,9 @@ class Runner:
 
   def deadline(self, timeout_s):
     return min(time.monotonic() + timeout_s, self.link.end)
+
+  def captures(self, cap, *fds):
+    return {fd: Capture(cap, self.limits['output_kill']) for fd in fds}
 
   def watch(self, pid, streams, deadline, source):
     kill = self.limits['output_kill']

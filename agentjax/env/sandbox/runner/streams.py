@@ -10,15 +10,21 @@ _CHUNK = 1 << 16
 
 
 class Capture:
-  """Keeps the first and the last bytes of a stream and counts the rest."""
+  """Keeps the first and the last bytes of a stream and counts the rest.
 
-  def __init__(self, cap):
+  What comes after `most` bytes is as good as not written: how much of a flood
+  is seen before it is ended varies, and what is reported of it must not.
+  """
+
+  def __init__(self, cap, most=1 << 62):
+    self.most = most
     self.head_cap = cap // 4
     self.tail_cap = cap - self.head_cap
     self.head, self.tail = bytearray(), bytearray()
     self.seen = 0
 
   def add(self, data):
+    data = data[: self.most - self.seen]
     self.seen += len(data)
     room = self.head_cap - len(self.head)
     self.head += data[:room]

@@ -82,7 +82,7 @@ def watch(link, wake, pid, streams, deadline, output_kill, source):
       return Watched('exit', ended[pid], ended)
     if marks and source.code is not None:
       return Watched('exit', source.code << 8, ended)
-    if sum(c.seen for c in streams.values()) > output_kill:
+    if sum(c.seen for c in streams.values()) >= output_kill:
       return Watched('output', None, ended)
     if time.monotonic() >= deadline:
       return Watched('timeout', None, ended)
