@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from agentjax.env.base import InfraError
+from agentjax.env.sandbox.owner import Tag
 from agentjax.env.sandbox.spec import (
   Call,
   CallResult,
@@ -22,11 +25,19 @@ from agentjax.env.sandbox.spec import (
   SandboxUnavailable,
 )
 
+if TYPE_CHECKING:
+  from agentjax.env.sandbox.engines import Engines
+
+# Whatever needs a sandbox takes one of these: a partial of `open_sandbox`, or
+# a Pool.
+Opener = Callable[[], Sandbox]
+
 __all__ = [
   'Call',
   'CallResult',
   'CallStatus',
   'Fetched',
+  'Opener',
   'Sandbox',
   'SandboxBug',
   'SandboxSpec',
@@ -37,11 +48,14 @@ __all__ = [
 ]
 
 
-def choose_backend(spec: SandboxSpec, backend: str = 'auto') -> str:
+def choose_backend(
+  spec: SandboxSpec, backend: str = 'auto', engines: Engines | None = None
+) -> str:
   """'docker' or 'bwrap': what can run here, Docker first.
 
   Args:
     backend: 'docker' or 'bwrap' to have this one or none; 'auto'.
+    engines: of the Docker backend; None is the one of DOCKER_HOST.
 
   Raises:
     SandboxUnavailable: says of each backend why not, and what to do.
@@ -53,7 +67,7 @@ def choose_backend(spec: SandboxSpec, backend: str = 'auto') -> str:
     if backend not in ('auto', name):
       continue
     try:
-      _check(name, spec)
+      _check(name, spec, engines)
       return name
     except InfraError as error:
       reasons.append(f'{name}: {error}')
@@ -66,7 +80,13 @@ def choose_backend(spec: SandboxSpec, backend: str = 'auto') -> str:
 
 
 def open_sandbox(
-  spec: SandboxSpec | None = None, backend: str = 'auto', run: str = 'none'
+  spec: SandboxSpec | None = None,
+  backend: str = 'auto',
+  run: str = 'none',
+  *,
+  role: str = 'agent',
+  episode: str = '',
+  engines: Engines | None = None,
 ) -> Sandbox:
   """Starts a sandbox; close it, or use it in a `with`.
 
@@ -74,54 +94,47 @@ def open_sandbox(
 
   Args:
     backend: as in `choose_backend`.
-    run: names the run in labels, where the backend has them.
+    run, role, episode: into labels and journal; role is agent or judge.
+    engines: of the Docker backend; None is the one of DOCKER_HOST.
 
   Raises:
     SandboxUnavailable: no backend. Other kinds of InfraError: the start
       failed.
   """
   spec = spec or SandboxSpec()
-  chosen = choose_backend(spec, backend)
-  _reap_once()
+  tag = Tag(run, role, episode)
+  chosen = choose_backend(spec, backend, engines)
+  reap_once()
   if chosen == 'docker':
     from agentjax.env.sandbox.docker import open_docker
 
-    return open_docker(spec, run)
+    return open_docker(spec, tag, engines)
   from agentjax.env.sandbox.bwrap import open_bwrap
 
-  return open_bwrap(spec)
+  return open_bwrap(spec, tag)
 
 
-def reap() -> list[str]:
-  """Removes containers and control groups of dead owners; their names.
+def reap(hosts: Sequence[str] = ()) -> list[str]:
+  """Removes what dead runs have left; see `reaper.reap`."""
+  # Imported here, as the module is a command too.
+  from agentjax.env.sandbox import reaper
 
-  Touches nothing else: not what has no label of ours, not what belongs to a
-  living process, not what belongs to a process that cannot be seen from here.
-  Without an engine only control groups are looked at.
-  """
-  from agentjax.env.sandbox import cgroup
-
-  removed = cgroup.reap_groups()
-  try:
-    from agentjax.env.sandbox.docker import reap_containers
-
-    return removed + reap_containers()
-  except InfraError:
-    return removed
+  return reaper.reap(hosts)
 
 
 @functools.cache
-def _reap_once() -> None:
+def reap_once() -> None:
+  """Reaps, but for the first time alone in a process."""
   # What cannot be removed now is the next run's: it harms nobody but the disk.
   with contextlib.suppress(InfraError, OSError):
     reap()
 
 
-def _check(name: str, spec: SandboxSpec) -> None:
+def _check(name: str, spec: SandboxSpec, engines: Engines | None) -> None:
   if name == 'docker':
     from agentjax.env.sandbox.docker import check_docker
 
-    check_docker(spec.image)
+    check_docker(spec, engines)
   else:
     from agentjax.env.sandbox.bwrap import check_bwrap
 

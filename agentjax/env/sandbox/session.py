@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentjax.env.base import InfraError
+from agentjax.env.sandbox.bounds import shielded
 from agentjax.env.sandbox.channel import Channel
 from agentjax.env.sandbox.spec import (
   Call,
@@ -31,6 +32,7 @@ from agentjax.env.sandbox.spec import (
 )
 
 _FILES_TIMEOUT_S = 30.0
+_CLOSE_S = 8.0  # the reader's end, and twice what a backend takes at most
 _MAX_FETCH = 60 << 20
 
 
@@ -49,9 +51,9 @@ class RunnerSandbox:
 
   Args:
     stop: ends every process of the sandbox; bounded, never raises.
-    hit_limit: called when the sandbox has died in a call, with the wall clock
-      at the call's beginning and the kills for memory counted before it; the
-      limit that was hit since, by the engine or the kernel, or None.
+    hit_limit: called when the sandbox has died in a call, with the monotonic
+      time of the call's beginning and the kills for memory counted before it;
+      the limit that was hit since, by the engine or the kernel, or None.
     said: what is known of a death beside the end of the stream.
   """
 
@@ -143,15 +145,18 @@ class RunnerSandbox:
   def close(self) -> None:
     """See `Sandbox.close`."""
     if not self._closed:
-      self._closed = True
-      self._channel.shutdown()
-      self._stop()
+      shielded(_CLOSE_S, self._end)
 
   def __enter__(self) -> RunnerSandbox:
     return self
 
   def __exit__(self, *exc) -> None:
     self.close()
+
+  def _end(self) -> None:
+    self._closed = True
+    self._channel.shutdown()
+    self._stop()
 
   def _files_header(self, cap: int) -> dict[str, Any]:
     return {
@@ -162,14 +167,14 @@ class RunnerSandbox:
     }
 
   def _run(self, header, blobs, timeout_s) -> CallResult:
-    start, began = time.monotonic(), time.time()
+    start = time.monotonic()
     with self._lock:
       if self._last_words:
         return self._last_words
       try:
         reply, out = self._ask(header, blobs, timeout_s)
       except Died:
-        limit = self._hit_limit(began, self._oom_kills)
+        limit = self._hit_limit(start, self._oom_kills)
         if limit is None:
           raise
         self._last_words = CallResult(limit, alive=False)

@@ -86,6 +86,8 @@ class SandboxSpec:
     workdir: where calls start; the only place besides /tmp to write to.
     env: variables of the calls, besides a fixed set.
     uid: of the calls, where the runner is root.
+    runtime: OCI runtime of the Docker backend, such as 'runsc' where the
+      engine has it; None is the engine's own.
   """
 
   image: str = DEFAULT_IMAGE
@@ -102,6 +104,7 @@ class SandboxSpec:
   workdir: str = '/task'
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
   uid: int = 65534
+  runtime: str | None = None
 
   def __post_init__(self):
     for name in ('memory_bytes', 'pids', 'tmpfs_bytes', 'tmpfs_inodes', 'uid'):
