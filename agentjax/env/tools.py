@@ -8,19 +8,21 @@ an environment.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from agentjax.env import integers
+from agentjax.env import sandbox as sandboxes
 from agentjax.env.base import ToolError
 from agentjax.env.sandbox import (
   Call,
   CallResult,
   CallStatus,
+  Opener,
   Sandbox,
   SandboxSpec,
   choose_backend,
-  open_sandbox,
 )
 from agentjax.types import ToolSpec
 
@@ -69,10 +71,12 @@ class PythonTool:
     timeout_s: of one call.
     max_chars: of the text that comes back.
     sandbox: an open one to use instead, which stays the caller's to close.
+    open_sandbox: opens one instead, such as a Pool; `spec` and `backend` have
+      no meaning then.
 
   Raises:
     SandboxUnavailable: no sandbox can run here; at construction, so that a
-      run ends before it starts.
+      run ends before it starts. What `open_sandbox` raises comes with a call.
   """
 
   def __init__(
@@ -83,13 +87,18 @@ class PythonTool:
     timeout_s: float = 10.0,
     max_chars: int = 2000,
     sandbox: Sandbox | None = None,
+    open_sandbox: Opener | None = None,
   ):
-    self._sandbox_spec = spec or SandboxSpec()
+    if sandbox is not None and open_sandbox is not None:
+      raise ValueError('sandbox and open_sandbox: give at most one of them')
     self._shared = sandbox
     self._own: Sandbox | None = None
-    if sandbox is None:
-      backend = choose_backend(self._sandbox_spec, backend)
-    self._backend = backend
+    if sandbox is None and open_sandbox is None:
+      spec = spec or SandboxSpec()
+      open_sandbox = functools.partial(
+        sandboxes.open_sandbox, spec, choose_backend(spec, backend)
+      )
+    self._open = open_sandbox
     self._timeout_s = timeout_s
     self._max_chars = max_chars
     self.spec = ToolSpec(
@@ -107,7 +116,7 @@ class PythonTool:
     code = text_argument(arguments, 'code', _MAX_CODE)
     sandbox = self._shared or self._own
     if sandbox is None:
-      sandbox = self._own = open_sandbox(self._sandbox_spec, self._backend)
+      sandbox = self._own = self._open()
     result = sandbox.call(Call(code=code, timeout_s=self._timeout_s))
     return readable(result, self._timeout_s, self._max_chars)
 

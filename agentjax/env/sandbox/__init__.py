@@ -93,7 +93,8 @@ def open_sandbox(
   The first one of a process removes what dead runs have left.
 
   Args:
-    backend: as in `choose_backend`.
+    backend: as in `choose_backend`; or 'fleet', for the machines of a Ray
+      cluster.
     run, role, episode: into labels and journal; role is agent or judge.
     engines: of the Docker backend; None is the one of DOCKER_HOST.
 
@@ -102,16 +103,31 @@ def open_sandbox(
       failed.
   """
   spec = spec or SandboxSpec()
-  tag = Tag(run, role, episode)
+  start = starter(spec, backend, engines)
+  return start(spec, Tag(run, role, episode))
+
+
+def starter(
+  spec: SandboxSpec, backend: str = 'auto', engines: Engines | None = None
+) -> Callable[[SandboxSpec, Tag], Sandbox]:
+  """What starts sandboxes like `spec`, by a backend that can; once chosen.
+
+  Raises:
+    SandboxUnavailable: no backend.
+  """
+  if backend == 'fleet':
+    from agentjax.env.sandbox.fleet import open_fleet
+
+    return open_fleet
   chosen = choose_backend(spec, backend, engines)
   reap_once()
   if chosen == 'docker':
     from agentjax.env.sandbox.docker import open_docker
 
-    return open_docker(spec, tag, engines)
+    return functools.partial(open_docker, engines=engines)
   from agentjax.env.sandbox.bwrap import open_bwrap
 
-  return open_bwrap(spec, tag)
+  return open_bwrap
 
 
 def reap(hosts: Sequence[str] = ()) -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar('T')
@@ -48,6 +49,30 @@ def shielded(seconds: float, function: Callable[[], object]) -> bool:
   return ended is not None
 
 
+def together(threads: int, functions: Iterable[Callable[[], object]]) -> None:
+  """Runs all `functions`, which raise nothing, in at most `threads` at once."""
+  left = deque(functions)
+
+  def work() -> None:
+    while left:
+      try:
+        function = left.popleft()
+      except IndexError:
+        return
+      function()
+
+  others = [
+    threading.Thread(target=work, name='sandbox-bound', daemon=True)
+    for _ in range(threads - 1)
+  ]
+  for thread in others:
+    _start(thread, work)
+  work()
+  for thread in others:
+    if thread.ident is not None:
+      thread.join()
+
+
 def _run(function, seconds, shield):
   """(value, error) of a function, or None if it is not done in time."""
   done, once = [], threading.Lock()
@@ -67,18 +92,22 @@ def _run(function, seconds, shield):
   while True:
     try:
       if thread.ident is None:
-        thread.start()
-      thread.join(max(0.0, deadline - time.monotonic()))
+        _start(thread, work)
+      if thread.ident is not None:
+        thread.join(max(0.0, deadline - time.monotonic()))
       break
     except KeyboardInterrupt as error:
       if not shield:
         raise
       interrupt = error
-    except RuntimeError:
-      # An interrupt came between the start and its confirmation.
-      if interrupt is None:
-        raise
-      time.sleep(0.001)
   if interrupt is not None:
     raise interrupt
   return done[0] if done else None
+
+
+def _start(thread: threading.Thread, work: Callable[[], None]) -> None:
+  """Starts a thread; does its work here where no more can be had."""
+  try:
+    thread.start()
+  except RuntimeError:  # at the interpreter's end, or an interrupted start
+    work()

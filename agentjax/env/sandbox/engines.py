@@ -28,8 +28,11 @@ import requests
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox.bounds import Overdue, within
 from agentjax.env.sandbox.spec import (
+  DiskPressure,
+  EngineForbidden,
   EngineUnavailable,
   ImageMissing,
+  RuntimeMissing,
   SandboxSpec,
   StartFailed,
 )
@@ -40,22 +43,6 @@ START_S = 60.0  # a start; 7 s were seen with 16 at once on two busy cores
 FLOOR_BYTES = 5 << 30
 _FACTS_S = 60.0
 T = TypeVar('T')
-
-
-class EngineForbidden(EngineUnavailable):
-  """This user may not speak to the engine."""
-
-
-class DiskPressure(InfraError):
-  """The engine's disk is too full to start anything on it."""
-
-
-class RuntimeMissing(InfraError):
-  """The engine has no such OCI runtime."""
-
-
-# What no waiting cures: a person has to do something.
-LASTING = (EngineForbidden, DiskPressure, RuntimeMissing, ImageMissing)
 
 
 class Engine:

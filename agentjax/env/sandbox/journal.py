@@ -69,7 +69,7 @@ class Journal:
     self._doomed: set[str] = set()
     self._file = None
     self._lines = 0
-    self._failed = False
+    self._failed = self._closing = False
 
   def begin(self, entry: Entry) -> None:
     """To be called before `entry` is started."""
@@ -83,6 +83,7 @@ class Journal:
       self._doomed.discard(name)
       if self._open.pop(name, None) is not None:
         self._write({'event': 'end', 'name': name})
+        self._tidy()  # at the exit, where pools may be closed after this
 
   def episode(self, name: str, episode: str) -> None:
     """Notes who has got a sandbox; not worth waiting for the disk."""
@@ -107,13 +108,16 @@ class Journal:
       return list(self._open.values())
 
   def close(self) -> None:
-    """Removes the file if nothing is open; else it is the reaper's."""
+    """Removes the file as soon as nothing is open; else it is the reaper's."""
     with self._lock:
-      if self._file is not None:
-        self._file.close()
-        self._file = None
-        if not self._open:
-          self.path.unlink(missing_ok=True)
+      self._closing = True
+      self._tidy()
+
+  def _tidy(self) -> None:
+    if self._closing and not self._open and self._file is not None:
+      self._file.close()
+      self._file = None
+      self.path.unlink(missing_ok=True)
 
   def _write(self, line: Mapping[str, Any], sync: bool = True) -> None:
     try:

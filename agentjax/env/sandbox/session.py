@@ -142,6 +142,11 @@ class RunnerSandbox:
       return Fetched({}, {p: f'not read: {status.value}' for p in paths})
     return _split(paths, blobs[0] + blobs[1])
 
+  @property
+  def is_open(self) -> bool:
+    """False if it was closed, failed, or its stream is known to have ended."""
+    return not (self._closed or self._failure) and self._channel.is_open
+
   def close(self) -> None:
     """See `Sandbox.close`."""
     if not self._closed:

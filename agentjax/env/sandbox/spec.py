@@ -29,8 +29,20 @@ class EngineUnavailable(InfraError):
   """The container engine does not answer, or answers with an error."""
 
 
+class EngineForbidden(EngineUnavailable):
+  """This user may not speak to the engine."""
+
+
 class ImageMissing(InfraError):
   """The engine has no such image."""
+
+
+class RuntimeMissing(InfraError):
+  """The engine has no such OCI runtime."""
+
+
+class DiskPressure(InfraError):
+  """The engine's disk is too full to start anything on it."""
 
 
 class StartFailed(InfraError):
@@ -47,6 +59,20 @@ class ProtocolError(InfraError):
 
 class HostDeadline(InfraError):
   """No reply within the call's timeout and the grace after it."""
+
+
+class PoolExhausted(InfraError):
+  """No sandbox became free in time."""
+
+
+# What no waiting cures: a person has to do something first.
+LASTING = (
+  SandboxUnavailable,
+  EngineForbidden,
+  ImageMissing,
+  RuntimeMissing,
+  DiskPressure,
+)
 
 
 class SandboxBug(Exception):
