@@ -125,8 +125,12 @@ class OwnEngine:
   def _mounts(self) -> list[str]:
     lines = pathlib.Path('/proc/self/mounts').read_text().splitlines()
     found = [line.split()[1] for line in lines]
-    roots = (str(self.folder), str(self.data))
-    return sorted((m for m in found if m.startswith(roots)), reverse=True)
+    roots = [f'{self.folder}/', f'{self.data}/']
+    if self._memory:  # which the engine mounts over itself
+      roots.append(str(self._memory))
+    return sorted(
+      (m for m in found if m.startswith(tuple(roots))), reverse=True
+    )
 
 
 def needed() -> None:

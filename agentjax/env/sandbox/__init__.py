@@ -100,7 +100,7 @@ def open_sandbox(
 
   Raises:
     SandboxUnavailable: no backend. Other kinds of InfraError: the start
-      failed.
+      failed, or Docker was asked for and something is wrong with it.
   """
   spec = spec or SandboxSpec()
   start = starter(spec, backend, engines)
@@ -119,7 +119,9 @@ def starter(
     from agentjax.env.sandbox.fleet import open_fleet
 
     return open_fleet
-  chosen = choose_backend(spec, backend, engines)
+  # A start on Docker says itself what it lacks, in kinds of its own.
+  docker = backend == 'docker'
+  chosen = backend if docker else choose_backend(spec, backend, engines)
   reap_once()
   if chosen == 'docker':
     from agentjax.env.sandbox.docker import open_docker

@@ -27,10 +27,10 @@ def within(seconds: float, function: Callable[[], T]) -> T:
     Overdue: it did not. It goes on in its thread, and what it does there is
       dropped: give it timeouts of its own too, so that it ends some time.
   """
-  ended = _run(function, seconds, shield=False)
-  if ended is None:
+  outcome = _run(function, seconds, shield=False)
+  if outcome is None:
     raise Overdue(f'no answer within {seconds:g} s')
-  value, error = ended
+  value, error = outcome
   if error is not None:
     raise error
   return value
@@ -43,10 +43,10 @@ def shielded(seconds: float, function: Callable[[], object]) -> bool:
   case it goes on in its thread. An interrupt while it runs is raised after
   that, and so is what the function raises.
   """
-  ended = _run(function, seconds, shield=True)
-  if ended is not None and ended[1] is not None:
-    raise ended[1]
-  return ended is not None
+  outcome = _run(function, seconds, shield=True)
+  if outcome is not None and outcome[1] is not None:
+    raise outcome[1]
+  return outcome is not None
 
 
 def together(threads: int, functions: Iterable[Callable[[], object]]) -> None:
@@ -75,7 +75,7 @@ def together(threads: int, functions: Iterable[Callable[[], object]]) -> None:
 
 def _run(function, seconds, shield):
   """(value, error) of a function, or None if it is not done in time."""
-  done, once = [], threading.Lock()
+  done, once, ended = [], threading.Lock(), threading.Event()
 
   def work():
     if not once.acquire(blocking=False):
@@ -84,6 +84,7 @@ def _run(function, seconds, shield):
       done.append((function(), None))
     except BaseException as error:
       done.append((None, error))
+    ended.set()
 
   # A daemon: what hangs shall not keep the interpreter from its end.
   thread = threading.Thread(target=work, name='sandbox-bound', daemon=True)
@@ -93,8 +94,8 @@ def _run(function, seconds, shield):
     try:
       if thread.ident is None:
         _start(thread, work)
-      if thread.ident is not None:
-        thread.join(max(0.0, deadline - time.monotonic()))
+      # Not join(): an interrupt makes it take a living thread for an ended one.
+      ended.wait(max(0.0, deadline - time.monotonic()))
       break
     except KeyboardInterrupt as error:
       if not shield:

@@ -43,7 +43,7 @@ from agentjax.env.sandbox.spec import (
 if TYPE_CHECKING:
   from agentjax.env.sandbox.engines import Engines
 
-_WATCH_S = 5.0
+_WATCH_S = 2.0
 # After a start that failed, doubled with each one in a row up to the most.
 _REST_S, _MOST_REST_S = 0.2, 10.0
 _CLOSE_S = 20.0
