@@ -352,6 +352,14 @@ def test_nowhere_to_run(monkeypatch):
     pool.acquire(deadline_s=30)
 
 
+def test_a_fleet_without_ray_says_what_to_install(monkeypatch):
+  from agentjax.env.sandbox import fleet
+
+  monkeypatch.setattr(fleet, 'ray', None)
+  with pytest.raises(SandboxUnavailable, match=r'agentjax\[fleet\]'):
+    open_sandbox(SPEC, 'fleet')
+
+
 EXIT = """
 import sys
 from agentjax.env.sandbox import SandboxSpec

@@ -31,6 +31,26 @@ _KILLS = (
 )
 
 
+class LeasedSession:
+  """A session in a leased sandbox, whose calls count like any others."""
+
+  def __init__(self, inner: Any, timed: Callable[..., Any]):
+    self._inner, self._timed = inner, timed
+    self.kind = inner.kind
+
+  @property
+  def alive(self) -> bool:
+    return self._inner.alive
+
+  def run(self, text: str, timeout_s: float = 30.0) -> CallResult:
+    """See `Session.run`."""
+    return self._timed(self._inner.run, text, timeout_s)
+
+  def close(self) -> None:
+    """See `Session.close`."""
+    self._inner.close()
+
+
 class Leased:
   """Implements `Sandbox`.
 
@@ -68,6 +88,28 @@ class Leased:
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """See `Sandbox.get`."""
     return self._timed(self._inner.get, paths, max_bytes)
+
+  def session(self, kind: str) -> LeasedSession:
+    """See `Sandbox.session`."""
+    return LeasedSession(self._timed(self._inner.session, kind), self._timed)
+
+  def put_tar(self, data: bytes) -> CallResult:
+    """See `Sandbox.put_tar`."""
+    return self._timed(self._inner.put_tar, data)
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, Mapping[str, str]]:
+    """See `Sandbox.get_tar`."""
+    return self._timed(self._inner.get_tar, paths, max_bytes)
+
+  def snapshot(self, *arguments: Any) -> Any:
+    """See `Sandbox.snapshot`."""
+    return self._timed(self._inner.snapshot, *arguments)
+
+  def restore(self, snapshot: Any) -> None:
+    """Begins with the files of a snapshot, as `open_sandbox(snapshot=...)`."""
+    self._timed(self._inner.restore, snapshot)
 
   def close(self, reason: str = '') -> None:
     """See `Sandbox.close`; `reason` is the pool's, for its counts."""
