@@ -61,7 +61,7 @@ class Masking:
 
   def __init__(self, most: float):
     self.most = most
-    self._rates: deque[float] = deque(maxlen=MASKED_STEPS)
+    self._counts: deque[tuple[int, int]] = deque(maxlen=MASKED_STEPS)
 
   def alarm(self, groups: Sequence[Group], step: int) -> TooManyFailures | None:
     """What to stop the run with, if it is to be stopped after this draw.
@@ -71,9 +71,10 @@ class Masking:
     """
     members = credit.members(groups)
     lost = [t for t in members if t.status is Status.INFRA_FAILURE]
-    self._rates.append(len(lost) / max(1, len(members)))
-    rate = sum(self._rates) / len(self._rates)
-    if len(self._rates) < MASKED_STEPS or rate <= self.most:
+    self._counts.append((len(lost), len(members)))
+    masked, total = (sum(c) for c in zip(*self._counts, strict=True))
+    rate = masked / max(1, total)
+    if len(self._counts) < MASKED_STEPS or rate <= self.most:
       return None
     said = f'; the last one:\n{lost[-1].error}' if lost else ''
     return TooManyFailures(

@@ -156,13 +156,11 @@ class _Fleet:
   def _begin(self, node: str, resources: Mapping[str, float]) -> _Machine:
     from ray.util import scheduling_strategies
 
-    here = scheduling_strategies.NodeAffinitySchedulingStrategy(
-      node, soft=False
-    )
+    on = scheduling_strategies.NodeAffinitySchedulingStrategy
     # Never started again by Ray: what it held would not come back with it.
     actor = ray.remote(_Holder).options(
       num_cpus=0, max_concurrency=_THREADS, max_restarts=0, max_task_retries=0,
-      scheduling_strategy=here,
+      scheduling_strategy=on(node, soft=False),
     ).remote()  # fmt: skip
     machine = _Machine(node, resources.get('CPU', 1.0), actor)
     self._machines[node] = machine
