@@ -274,6 +274,40 @@ def test_when_the_list_hangs_the_journal_names_them(
   assert not dead.exists()
 
 
+def test_an_engine_that_is_no_more_is_asked_for_a_day(state):
+  state.mkdir(parents=True)
+  path = state / f'{DEAD}.jsonl'
+  long_ago = str(int(time.time()) - 100_000)
+  for lease, stays in ((PAST, True), (long_ago, False)):
+    gone = entry(engine='unix:///nonexistent.sock', labels=labels(DEAD, lease))
+    line = {'event': 'begin', **dataclasses.asdict(gone)}
+    path.write_text(json.dumps(line))
+    assert reap() == [] and path.exists() == stays
+
+
+def test_a_container_that_was_made_and_never_started(tmp_path):
+  """No end of a stream reaches it: what is left behind looks after it."""
+  backend_or_skip('docker')
+  done = subprocess.run([sys.executable, '-c', HALF_MADE], timeout=60)
+  assert done.returncode == -signal.SIGKILL
+
+  def left():
+    label = f'{owner.RUN}=half-made'
+    return Engine().ask(
+      lambda c: c.containers(all=True, filters={'label': label})
+    )
+
+  assert wait_until(lambda: left() == [], 10)
+
+
+HALF_MADE = """
+import os, signal
+from agentjax.env.sandbox import docker, open_sandbox
+docker._attach = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+open_sandbox(None, 'docker', 'half-made')
+"""
+
+
 def test_a_journal_of_the_living_stays(state):
   other = subprocess.Popen(['sleep', '600'])
   try:

@@ -142,10 +142,13 @@ def reap(hosts: Sequence[str] = ()) -> list[str]:
 
 @functools.cache
 def reap_once() -> None:
-  """Reaps, but for the first time alone in a process."""
+  """Once in a process: reaps, and sees to it that this is done after it."""
+  from agentjax.env.sandbox import reaper
+
   # What cannot be removed now is the next run's: it harms nobody but the disk.
   with contextlib.suppress(InfraError, OSError):
     reap()
+  reaper.reap_after_this_process()
 
 
 def _check(name: str, spec: SandboxSpec, engines: Engines | None) -> None:

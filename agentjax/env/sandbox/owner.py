@@ -36,6 +36,7 @@ ROLES = ('agent', 'judge')
 # as much more as the clocks of two machines may differ.
 _MARGIN_S = 120.0
 _CLOCKS_S = 7200.0
+_FORGET_S = 86_400.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,12 @@ def is_over(labels: Mapping[str, str]) -> bool:
   """True if what has these labels may be removed; False if it is not ours."""
   name = labels.get(OWNER, '')
   return bool(name) and (is_dead(name) or _lease_is_over(labels))
+
+
+def is_forgotten(labels: Mapping[str, str]) -> bool:
+  """True a day after the lease: an engine that is no more is not asked on."""
+  end = labels.get(LEASE, '')
+  return end.isdigit() and time.time() > int(end) + _FORGET_S
 
 
 def own_name() -> str:

@@ -14,12 +14,15 @@ their name and in the journal; their mounts end with them.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import functools
 import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +34,14 @@ from agentjax.env.sandbox.journal import Entry
 
 EVERY_S = 60.0
 _ENGINE_S = 60.0
+# Of a process that waits for this one to end, and imports next to nothing.
+_AFTER = """
+import os, select, sys
+end = select.poll()
+end.register(os.pidfd_open(int(sys.argv[1])), select.POLLIN)
+end.poll()
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 _NAME = re.compile(r'agentjax-[0-9a-f]{16}')
 _log = logging.getLogger(__name__)
 
@@ -65,8 +76,40 @@ def reap(hosts: Sequence[str] = ()) -> list[str]:
       gone, still = [], names
     removed += gone
     left |= still
-  _forget({e.name for e in over} - left)
+  _forget({e.name for e in over if e.name not in left or _is_old(e)})
   return sorted(set(removed))
+
+
+def reap_after_this_process() -> None:
+  """Has a process of its own reap as soon as this one has ended.
+
+  For what no end of a stream reaches: a container that was made and not yet
+  started when this process was killed. Once for each process; where it cannot
+  be, the next run reaps.
+  """
+  with contextlib.suppress(OSError):
+    _begin_after(os.getpid())
+
+
+@functools.cache
+def _begin_after(pid: int) -> None:
+  path = os.pathsep.join(p for p in sys.path if p)
+  python = [sys.executable, '-m', 'agentjax.env.sandbox.reaper']
+  process = subprocess.Popen(
+    [sys.executable, '-I', '-S', '-c', _AFTER, str(pid), *python],
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    env={**os.environ, 'PYTHONPATH': path},
+    start_new_session=True,  # a Ctrl-C is not for it
+  )
+
+  def done() -> None:
+    if os.getpid() == pid and not journal.own().open():
+      process.kill()
+      process.wait()
+
+  atexit.register(done)
 
 
 class Reaper:
@@ -101,6 +144,10 @@ def _over() -> list[Entry]:
   for _, _, entries in journal.others():
     found += [e for e in entries if owner.is_over(e.labels)]
   return found
+
+
+def _is_old(entry: Entry) -> bool:
+  return owner.is_forgotten(entry.labels)
 
 
 def _forget(gone: set[str]) -> None:
