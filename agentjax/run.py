@@ -30,6 +30,7 @@ from agentjax import (
 from agentjax.anchor import Anchor
 from agentjax.checkpoint import Checkpoints
 from agentjax.curriculum import Curriculum
+from agentjax.env.sandbox import pools
 from agentjax.evaluate import evaluate, fingerprint, rows
 from agentjax.learner import Learner, State
 from agentjax.model import transformer
@@ -87,6 +88,7 @@ class Run:
     self._drawn = branches.Branched([])
     self._cold_batches = None
     self._skipped_in_a_row = 0
+    self._masking = guards.Masking(o.max_mask_rate)
     self._compiled = 0
     self._step_began = 0.0
 
@@ -330,6 +332,7 @@ class Run:
       **tally.outcome(credit.members(groups)),
       **trained,
       **stats.metrics(self.engine.stats),
+      **pools.metrics(),
       'seconds': time.monotonic() - self._step_began,
     }
     self._count([*groups, *self._drawn.tried], stats)
@@ -348,8 +351,11 @@ class Run:
       skipped=self.totals['skipped_updates'],
     )
     self._stop_if_diverged()
-    if step % self.o.checkpoint_every == 0:
+    alarm = self._masking.alarm([*groups, *self._drawn.tried], step)
+    if alarm or step % self.o.checkpoint_every == 0:
       self._save()
+    if alarm:
+      raise alarm
 
   def _count(self, groups: Sequence[Group], collected: CollectStats) -> None:
     """Adds to the totals what a draw cost, and what it should have cost."""
@@ -438,5 +444,6 @@ class Run:
     return f'stopped at step {self.step}; the same command goes on from {at}'
 
   def close(self) -> None:
+    pools.close()
     self.progress.__exit__()
     self.checkpoints.close()

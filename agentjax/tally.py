@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentjax.types import Group, Trajectory
+from agentjax.types import Group, Status, Trajectory
 
 # What hangs on how fast things went: another run of the same seed has others.
 _TIMED = frozenset(
@@ -19,7 +19,7 @@ _TIMED = frozenset(
 
 def is_clock(name: str) -> bool:
   """Whether a metric or a total tells of time, and not of what was done."""
-  timed = name in _TIMED
+  timed = name in _TIMED or name.startswith('sandbox_')
   return timed or name.startswith('seconds') or name.endswith('per_second')
 
 
@@ -31,6 +31,8 @@ def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     'reward': sum(t.reward.value for t in scored) / n,
     'success': sum(t.reward.success for t in scored) / n,
     'unscored': len(trajectories) - len(scored),
+    'mask_rate': sum(t.status is Status.INFRA_FAILURE for t in trajectories)
+    / len(trajectories),
     'turns': sum(len(t.turns) for t in trajectories) / len(trajectories),
     'model_tokens': sum(t.model_tokens for t in trajectories)
     / len(trajectories),

@@ -119,7 +119,8 @@ class Training:
       one may take before it is given up as an infrastructure failure.
     pages: write the last recorded step's trajectories as HTML.
     max_failure_rate: of a draw's trajectories, infrastructure failures and
-      environment errors together; above it the run stops.
+      environment errors together; above it the run stops. max_mask_rate: of
+      those that infrastructure failed, over `guards.MASKED_STEPS` steps.
   """
 
   policy: Policy
@@ -161,6 +162,7 @@ class Training:
   record_every: int = 1
   pages: bool = True
   max_failure_rate: float = 0.2
+  max_mask_rate: float = 0.05
 
   def __post_init__(self):
     for name in ('groups', 'group_size', 'minibatches', 'checkpoint_every',
@@ -178,10 +180,9 @@ class Training:
     # JAX would take the lower 32 bits of a larger one, and NumPy none below 0.
     if not 0 <= self.seed < 2**32:
       raise ConfigError(f'seed is {self.seed}: give 0 to {2**32 - 1}')
-    if not 0 <= self.max_failure_rate <= 1:
-      raise ConfigError(
-        f'max_failure_rate is {self.max_failure_rate}: give 0 to 1'
-      )
+    for name in ('max_failure_rate', 'max_mask_rate'):
+      if not 0 <= getattr(self, name) <= 1:
+        raise ConfigError(f'{name} is {getattr(self, name)}: give 0 to 1')
     self._check_data()
     self._check_learning()
 

@@ -9,7 +9,7 @@ an environment.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentjax.env import integers
@@ -19,6 +19,7 @@ from agentjax.env.sandbox import (
   Call,
   CallResult,
   CallStatus,
+  Opener,
   Sandbox,
   SandboxSpec,
   choose_backend,
@@ -72,11 +73,12 @@ class PythonTool:
     timeout_s: of one call.
     max_chars: of the text that comes back.
     sandbox: an open one to use instead, which stays the caller's to close.
-    open_sandbox: opens one instead, to be closed by this tool.
+    open_sandbox: opens one instead, such as a Pool; `spec` and `backend` have
+      no meaning then.
 
   Raises:
     SandboxUnavailable: no sandbox can run here; at construction, so that a
-      run ends before it starts.
+      run ends before it starts. What `open_sandbox` raises comes with a call.
   """
 
   def __init__(
@@ -87,14 +89,17 @@ class PythonTool:
     timeout_s: float = 10.0,
     max_chars: int = 2000,
     sandbox: Sandbox | None = None,
-    open_sandbox: Callable[[], Sandbox] | None = None,
+    open_sandbox: Opener | None = None,
   ):
+    if sandbox is not None and open_sandbox is not None:
+      raise ValueError('sandbox and open_sandbox: give at most one of them')
     self._shared = sandbox
     self._own: Recording | None = None
     if sandbox is None and open_sandbox is None:
       spec = spec or SandboxSpec()
-      backend = choose_backend(spec, backend)
-      open_sandbox = functools.partial(sandboxes.open_sandbox, spec, backend)
+      open_sandbox = functools.partial(
+        sandboxes.open_sandbox, spec, choose_backend(spec, backend)
+      )
     self._open = open_sandbox
     self._timeout_s = timeout_s
     self._max_chars = max_chars

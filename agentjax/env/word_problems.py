@@ -10,13 +10,13 @@ sandbox; where none can run, `environment` says so.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from agentjax.env import verify
 from agentjax.env.demonstrate import Act, Expert, call, wrong_digit
-from agentjax.env.sandbox import Sandbox, SandboxSpec
+from agentjax.env.sandbox import Opener, Sandbox, SandboxSpec, pools
 from agentjax.env.tool_environment import ToolEnvironment
 from agentjax.env.tools import PythonTool
 from agentjax.env.word_templates import NAMES, TEMPLATES, TEST, Template
@@ -89,16 +89,20 @@ def environment(
   spec: SandboxSpec | None = None,
   backend: str = 'auto',
   sandbox: Sandbox | None = None,
-  open_sandbox: Callable[[], Sandbox] | None = None,
+  open_sandbox: Opener | None = None,
+  warm: int = 0,
 ) -> ToolEnvironment:
   """An environment for one episode; an `EnvironmentFactory`.
 
   Its sandbox is started at the first call and ends with it.
 
   Args:
+    open_sandbox: opens it instead of `spec` and `backend`.
+    warm: sandboxes that this process has ready, for the episodes of all
+      environments with this `spec` and `backend`; the run closes them. 0: an
+      episode waits for its own to be started.
     sandbox: an open one for many episodes instead, for scripted experts:
       files would go from one episode to the next.
-    open_sandbox: opens one with the limits of `spec` instead.
 
   Raises:
     SandboxUnavailable: nothing here can run code apart.
@@ -106,6 +110,8 @@ def environment(
   """
   lasting = sandbox.spec if sandbox else spec or SandboxSpec()
   lasting.check_calls(max_calls, timeout_s)
+  if warm and open_sandbox is None and sandbox is None:
+    open_sandbox = pools.shared(spec, backend, warm)
   tool = PythonTool(
     spec,
     backend,

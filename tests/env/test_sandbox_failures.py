@@ -182,7 +182,7 @@ def test_engine_that_does_not_answer(monkeypatch):
   monkeypatch.setenv('DOCKER_HOST', 'unix:///nonexistent/docker.sock')
   from agentjax.env.sandbox.docker import check_docker, open_docker
 
-  for refused in (lambda: check_docker('x'), lambda: open_docker(SPEC)):
+  for refused in (lambda: check_docker(SPEC), lambda: open_docker(SPEC)):
     with pytest.raises(EngineUnavailable, match='DOCKER_HOST'):
       refused()
 
@@ -192,7 +192,7 @@ def test_image_that_is_not_there():
   from agentjax.env.sandbox.docker import check_docker, open_docker
 
   spec = dataclasses.replace(SPEC, image='agentjax-none:1')
-  for refused in (lambda: check_docker(spec.image), lambda: open_docker(spec)):
+  for refused in (lambda: check_docker(spec), lambda: open_docker(spec)):
     with pytest.raises(ImageMissing, match='agentjax-none:1.*build'):
       refused()
 
@@ -259,7 +259,7 @@ def test_reaper_takes_the_containers_of_the_dead_alone():
 def test_the_first_sandbox_of_a_process_reaps(backend, monkeypatch):
   calls = []
   monkeypatch.setattr(sandboxes_module, 'reap', lambda: calls.append(1))
-  sandboxes_module._reap_once.cache_clear()
+  sandboxes_module.reap_once.cache_clear()
   for _ in range(2):
     open_sandbox(SPEC, backend).close()
   assert calls == [1]

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from agentjax.env.base import InfraError
+from agentjax.env.sandbox.owner import Tag
 from agentjax.env.sandbox.snapshot import Entry, Snapshot
 from agentjax.env.sandbox.spec import (
   Call,
@@ -24,12 +27,20 @@ from agentjax.env.sandbox.spec import (
   Session,
 )
 
+if TYPE_CHECKING:
+  from agentjax.env.sandbox.engines import Engines
+
+# Whatever needs a sandbox takes one of these: a partial of `open_sandbox`, or
+# a Pool.
+Opener = Callable[[], Sandbox]
+
 __all__ = [
   'Call',
   'CallResult',
   'CallStatus',
   'Entry',
   'Fetched',
+  'Opener',
   'Sandbox',
   'SandboxBug',
   'SandboxSpec',
@@ -42,11 +53,14 @@ __all__ = [
 ]
 
 
-def choose_backend(spec: SandboxSpec, backend: str = 'auto') -> str:
+def choose_backend(
+  spec: SandboxSpec, backend: str = 'auto', engines: Engines | None = None
+) -> str:
   """'docker' or 'bwrap': what can run here, Docker first.
 
   Args:
     backend: 'docker' or 'bwrap' to have this one or none; 'auto'.
+    engines: of the Docker backend; None is the one of DOCKER_HOST.
 
   Raises:
     SandboxUnavailable: says of each backend why not, and what to do.
@@ -58,7 +72,7 @@ def choose_backend(spec: SandboxSpec, backend: str = 'auto') -> str:
     if backend not in ('auto', name):
       continue
     try:
-      _check(name, spec)
+      _check(name, spec, engines)
       return name
     except InfraError as error:
       reasons.append(f'{name}: {error}')
@@ -76,32 +90,30 @@ def open_sandbox(
   run: str = 'none',
   *,
   snapshot: Snapshot | None = None,
+  role: str = 'agent',
+  episode: str = '',
+  engines: Engines | None = None,
 ) -> Sandbox:
   """Starts a sandbox; close it, or use it in a `with`.
 
   The first one of a process removes what dead runs have left.
 
   Args:
-    backend: as in `choose_backend`.
-    run: names the run in labels, where the backend has them.
+    backend: as in `choose_backend`; or 'fleet', for the machines of a Ray
+      cluster.
+    run, role, episode: into labels and journal; role is agent or judge.
+    engines: of the Docker backend; None is the one of DOCKER_HOST.
     snapshot: whose files are there from the beginning: a fork of the sandbox
       that it is of.
 
   Raises:
     SandboxUnavailable: no backend. Other kinds of InfraError: the start
-      failed. SandboxBug: the snapshot is not one of such a sandbox.
+      failed, or Docker was asked for and something is wrong with it.
+    SandboxBug: the snapshot is not one of such a sandbox.
   """
   spec = spec or SandboxSpec()
-  chosen = choose_backend(spec, backend)
-  _reap_once()
-  if chosen == 'docker':
-    from agentjax.env.sandbox.docker import open_docker
-
-    sandbox = open_docker(spec, run)
-  else:
-    from agentjax.env.sandbox.bwrap import open_bwrap
-
-    sandbox = open_bwrap(spec)
+  start = starter(spec, backend, engines)
+  sandbox = start(spec, Tag(run, role, episode))
   if snapshot is not None:
     try:
       sandbox.restore(snapshot)
@@ -111,36 +123,55 @@ def open_sandbox(
   return sandbox
 
 
-def reap() -> list[str]:
-  """Removes containers and control groups of dead owners; their names.
+def starter(
+  spec: SandboxSpec, backend: str = 'auto', engines: Engines | None = None
+) -> Callable[[SandboxSpec, Tag], Sandbox]:
+  """What starts sandboxes like `spec`, by a backend that can; once chosen.
 
-  Touches nothing else: not what has no label of ours, not what belongs to a
-  living process, not what belongs to a process that cannot be seen from here.
-  Without an engine only control groups are looked at.
+  Raises:
+    SandboxUnavailable: no backend.
   """
-  from agentjax.env.sandbox import cgroup
+  if backend == 'fleet':
+    from agentjax.env.sandbox.fleet import open_fleet
 
-  removed = cgroup.reap_groups()
-  try:
-    from agentjax.env.sandbox.docker import reap_containers
+    return open_fleet
+  # A start on Docker says itself what it lacks, in kinds of its own.
+  docker = backend == 'docker'
+  chosen = backend if docker else choose_backend(spec, backend, engines)
+  reap_once()
+  if chosen == 'docker':
+    from agentjax.env.sandbox.docker import open_docker
 
-    return removed + reap_containers()
-  except InfraError:
-    return removed
+    return functools.partial(open_docker, engines=engines)
+  from agentjax.env.sandbox.bwrap import open_bwrap
+
+  return open_bwrap
+
+
+def reap(hosts: Sequence[str] = ()) -> list[str]:
+  """Removes what dead runs have left; see `reaper.reap`."""
+  # Imported here, as the module is a command too.
+  from agentjax.env.sandbox import reaper
+
+  return reaper.reap(hosts)
 
 
 @functools.cache
-def _reap_once() -> None:
+def reap_once() -> None:
+  """Once in a process: reaps, and sees to it that this is done after it."""
+  from agentjax.env.sandbox import reaper
+
   # What cannot be removed now is the next run's: it harms nobody but the disk.
   with contextlib.suppress(InfraError, OSError):
     reap()
+  reaper.reap_after_this_process()
 
 
-def _check(name: str, spec: SandboxSpec) -> None:
+def _check(name: str, spec: SandboxSpec, engines: Engines | None) -> None:
   if name == 'docker':
     from agentjax.env.sandbox.docker import check_docker
 
-    check_docker(spec.image)
+    check_docker(spec, engines)
   else:
     from agentjax.env.sandbox.bwrap import check_bwrap
 

@@ -39,7 +39,7 @@ import threading
 from collections.abc import Sequence
 
 from agentjax.env.base import InfraError
-from agentjax.env.sandbox import cgroup, seccomp
+from agentjax.env.sandbox import cgroup, journal, owner, seccomp
 from agentjax.env.sandbox.channel import Channel
 from agentjax.env.sandbox.session import RunnerSandbox, runner_program
 from agentjax.env.sandbox.spec import (
@@ -110,7 +110,9 @@ def check_bwrap() -> None:
     )
 
 
-def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
+def open_bwrap(
+  spec: SandboxSpec, tag: owner.Tag = owner.UNTAGGED
+) -> RunnerSandbox:
   """Starts bubblewrap with the runner in it; `spec.image` has no meaning.
 
   Raises:
@@ -144,6 +146,7 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
     _close([info_write, *passed_fds])
   pidfd, pid = _child(info_read)
   state = _Process(process, pidfd, group, errors)
+  state.note(pid, owner.labels(spec, tag))
   if pid is None:
     ours.close()
     state.stop()
@@ -182,7 +185,15 @@ class _Process:
     self.group, self.errors = group, errors
     self.stopped = False
     self.lock = threading.Lock()
-    self.last = ''
+    self.last = self.name = ''
+
+  def note(self, pid: int | None, labels) -> None:
+    """Into the journal, for the reaper."""
+    start = '' if pid is None else owner.start_time(pid)
+    if start:
+      self.name = f'bwrap-{pid}-{start}'
+      entry = journal.Entry(self.name, 'bwrap', '', labels, pid, start)
+      journal.own().begin(entry)
 
   def stop(self) -> None:
     with self.lock:  # a descriptor closed twice may be somebody else's
@@ -202,6 +213,7 @@ class _Process:
     except subprocess.TimeoutExpired:
       self.process.kill()
     _drop(self.group)
+    journal.own().end(self.name)
     self.last = self.said()
     self.errors.close()
 

@@ -100,6 +100,11 @@ class Channel:
           'than the runner writes to its stream'
         )
 
+  @property
+  def is_open(self) -> bool:
+    """False once the stream has ended or broken."""
+    return self._reader.is_alive()
+
   def shutdown(self) -> None:
     """Ends the stream, which ends the runner; wakes the reader. Idempotent."""
     try:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentjax.env.base import InfraError
+from agentjax.env.sandbox.bounds import shielded
 from agentjax.env.sandbox.channel import Channel
 from agentjax.env.sandbox.live import LiveSession
 from agentjax.env.sandbox.snapshot import Snapshot
@@ -34,6 +35,7 @@ from agentjax.env.sandbox.spec import (
 from agentjax.env.sandbox.transfer import Transfer
 
 _FILES_TIMEOUT_S = 30.0
+_CLOSE_S = 8.0  # the reader's end, and twice what a backend takes at most
 _MAX_SESSIONS = 8
 
 
@@ -82,9 +84,9 @@ class RunnerSandbox:
 
   Args:
     stop: ends every process of the sandbox; bounded, never raises.
-    hit_limit: called when the sandbox has died in a call, with the wall clock
-      at the call's beginning and the kills for memory counted before it; the
-      limit that was hit since, by the engine or the kernel, or None.
+    hit_limit: called when the sandbox has died in a call, with the monotonic
+      time of the call's beginning and the kills for memory counted before it;
+      the limit that was hit since, by the engine or the kernel, or None.
     said: what is known of a death beside the end of the stream.
   """
 
@@ -192,18 +194,26 @@ class RunnerSandbox:
     with self._lock:
       self._transfer.restore(snapshot)
 
+  @property
+  def is_open(self) -> bool:
+    """False if it was closed, failed, or its stream is known to have ended."""
+    return not (self._closed or self._failure) and self._channel.is_open
+
   def close(self) -> None:
     """See `Sandbox.close`."""
     if not self._closed:
-      self._closed = True
-      self._channel.shutdown()
-      self._stop()
+      shielded(_CLOSE_S, self._end)
 
   def __enter__(self) -> RunnerSandbox:
     return self
 
   def __exit__(self, *exc) -> None:
     self.close()
+
+  def _end(self) -> None:
+    self._closed = True
+    self._channel.shutdown()
+    self._stop()
 
   def _carry_files(self, request, contents, cap) -> tuple[CallResult, bytes]:
     stdin = json.dumps(request).encode() + b'\n' + b''.join(contents)
@@ -220,14 +230,14 @@ class RunnerSandbox:
 
   def _exchange(self, header, blobs, timeout_s):
     """(result, the blobs that it was made from)."""
-    start, began = time.monotonic(), time.time()
+    start = time.monotonic()
     with self._lock:
       if self._last_words:
         return self._last_words, (b'',) * 4
       try:
         reply, out = self._ask(header, blobs, timeout_s)
       except Died:
-        limit = self._hit_limit(began, self._oom_kills)
+        limit = self._hit_limit(start, self._oom_kills)
         if limit is None:
           raise
         self._last_words = CallResult(limit, alive=False)

@@ -30,8 +30,20 @@ class EngineUnavailable(InfraError):
   """The container engine does not answer, or answers with an error."""
 
 
+class EngineForbidden(EngineUnavailable):
+  """This user may not speak to the engine."""
+
+
 class ImageMissing(InfraError):
   """The engine has no such image."""
+
+
+class RuntimeMissing(InfraError):
+  """The engine has no such OCI runtime."""
+
+
+class DiskPressure(InfraError):
+  """The engine's disk is too full to start anything on it."""
 
 
 class StartFailed(InfraError):
@@ -48,6 +60,20 @@ class ProtocolError(InfraError):
 
 class HostDeadline(InfraError):
   """No reply within the call's timeout and the grace after it."""
+
+
+class PoolExhausted(InfraError):
+  """No sandbox became free in time."""
+
+
+# What no waiting cures: a person has to do something first.
+LASTING = (
+  SandboxUnavailable,
+  EngineForbidden,
+  ImageMissing,
+  RuntimeMissing,
+  DiskPressure,
+)
 
 
 class SandboxBug(Exception):
@@ -89,6 +115,8 @@ class SandboxSpec:
       which nothing can be executed, and /dev/shm, of 16 MiB.
     env: variables of the calls, besides a fixed set.
     uid: of the calls, where the runner is root.
+    runtime: OCI runtime of the Docker backend, such as 'runsc' where the
+      engine has it; None is the engine's own.
   """
 
   image: str = DEFAULT_IMAGE
@@ -105,6 +133,7 @@ class SandboxSpec:
   workdir: str = '/task'
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
   uid: int = 65534
+  runtime: str | None = None
 
   def __post_init__(self):
     for name in ('memory_bytes', 'pids', 'tmpfs_bytes', 'tmpfs_inodes', 'uid'):
