@@ -56,6 +56,7 @@ FLOORS = {
   'agentjax.sft': 3,
   'agentjax.viewer': 3,
   'agentjax.audit': 3,
+  'agentjax.exploits': 3,
   'experiments': 4,
   'configs': 4,
   'colab': 4,
@@ -85,6 +86,7 @@ PARTS = {
 # The arrows between siblings: the run evaluates, starts cold, and ends with
 # pages to read.
 ARROWS = {
+  'agentjax.audit': {'agentjax.exploits'},
   'agentjax.records': {'agentjax.types'},
   'agentjax.learner': {
     'agentjax.forward',

@@ -18,6 +18,8 @@ from agentjax.env.judge.judgement import (
   as_tested,
   nothing_if_tampered,
 )
+from agentjax.env.judge.programs import ProgramTask
+from agentjax.env.judge.repositories import RepositoryTask
 from agentjax.env.judge.submission import Rule, Submission, take
 from agentjax.env.judge.verdicts import decide, judge_spec
 
@@ -27,7 +29,9 @@ __all__ = [
   'JudgeFailed',
   'Judgement',
   'Outcome',
+  'ProgramTask',
   'Reason',
+  'RepositoryTask',
   'Rule',
   'Submission',
   'as_tested',

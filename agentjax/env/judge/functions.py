@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.resources
 import json
 import random
 import secrets
@@ -19,7 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentjax.env.judge.judgement import Judgement, Reason, failed, passed
-from agentjax.env.judge.submission import STATUS_REASONS, Rule
+from agentjax.env.judge.submission import (
+  STATUS_REASONS,
+  Rule,
+  program_source,
+)
 from agentjax.env.judge.values import SameValue, parse_strictly, same_value
 from agentjax.env.judge.verdicts import Judge
 from agentjax.env.sandbox import Call, CallResult, CallStatus, Sandbox
@@ -88,12 +91,16 @@ def judge_function(
     reason = STATUS_REASONS[put.status]
     return failed(reason, f'the files do not fit: {put.stderr}')
   size = task.batch or len(inputs)
+  marks: tuple[str, ...] = ()
   for start in range(0, len(inputs), size):
     batch = slice(start, start + size)
     judgement = _judge_batch(task, sandbox, inputs[batch], expected[batch])
+    marks += judgement.tamper
     if judgement.reason is not None:
-      return judgement
-  return passed(f'{len(inputs)} inputs')
+      break
+  else:
+    judgement = passed(f'{len(inputs)} inputs')
+  return dataclasses.replace(judgement, tamper=tuple(dict.fromkeys(marks)))
 
 
 def _judge_batch(task, sandbox, inputs, expected) -> Judgement:
@@ -107,7 +114,7 @@ def _judge_batch(task, sandbox, inputs, expected) -> Judgement:
   }
   result = sandbox.call(
     Call(
-      argv=['python3', '-I', '-B', '-c', _source('candidate.py')],
+      argv=['python3', '-I', '-B', '-c', program_source('candidate.py')],
       stdin=json.dumps(request).encode(),
       timeout_s=task.timeout_s,
     )
@@ -191,8 +198,3 @@ def _notes(result: CallResult, nonce: str) -> tuple[str, ...]:
 
 def _end(result: CallResult) -> str:
   return f'{result.status.value}, exit {result.exit}, signal {result.signal}'
-
-
-def _source(name: str) -> str:
-  package = importlib.resources.files('agentjax.env.judge')
-  return package.joinpath(name).read_text('utf-8')

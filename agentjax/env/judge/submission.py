@@ -127,7 +127,7 @@ def read_tree(sandbox: Sandbox) -> tamper.Tree | Judgement:
   Raises:
     InfraError: of the sandbox, or of a host too slow to list a folder.
   """
-  code = _source('tree.py')
+  code = program_source('tree.py')
   room = sandbox.spec.output_cap // 4  # what is never left out of a stream
   entries: dict[str, tamper.Entry] = {}
   told, more, now = 0, True, 0.0
@@ -182,6 +182,7 @@ def _choose(
   return wanted, refused, None
 
 
-def _source(name: str) -> str:
+def program_source(name: str) -> str:
+  """The source of a file of this package that runs inside a sandbox."""
   package = importlib.resources.files('agentjax.env.judge')
   return package.joinpath(name).read_text('utf-8')
