@@ -147,4 +147,5 @@ def nothing_if_tampered(judgement: Judgement) -> float:
   Raises:
     JudgeFailed: there is no verdict.
   """
-  return 0.0 if judgement.tamper else as_tested(judgement)
+  paid = as_tested(judgement)  # no verdict is none, tampered or not
+  return 0.0 if judgement.tamper else paid

@@ -17,9 +17,6 @@ import json
 import os
 import sys
 
-os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'
-import pytest  # noqa: E402 (the variable comes first)
-
 
 class Reports:
   """The plugin: writes a line for each phase of each test."""
@@ -45,6 +42,9 @@ class Reports:
 
 
 def main():
+  os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'
+  import pytest  # the variable comes first
+
   request = json.loads(sys.stdin.buffer.read())
   replies = os.dup(1)
   null = os.open(os.devnull, os.O_RDWR)

@@ -17,9 +17,6 @@ import stat
 import sys
 import time
 
-sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != os.getcwd()]
-import hashlib  # noqa: E402 (not before the policy's folder is off the path)
-
 _MAX_DEPTH = 32
 _MAX_PATH = 500
 _KINDS = {stat.S_IFREG: 'file', stat.S_IFDIR: 'folder', stat.S_IFLNK: 'link'}
@@ -45,10 +42,10 @@ def walk():
         folders.append(path + '/')
 
 
-def digest(path, info):
+def digest(path, info, sha256):
   if info.st_size > info.st_blocks * 512:
     return None
-  total = hashlib.sha256()
+  total = sha256()
   try:
     with open(path, 'rb') as file:
       while True:
@@ -61,6 +58,10 @@ def digest(path, info):
 
 
 def main():
+  sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != os.getcwd()]
+  # Not before the policy's folder is off the path.
+  from hashlib import sha256
+
   request = json.loads(sys.stdin.buffer.read())
   entries, room, more = [], request['room'], False
   for index, (path, info) in enumerate(walk()):
@@ -69,7 +70,7 @@ def main():
     kind = _KINDS.get(stat.S_IFMT(info.st_mode), 'special')
     if len(path) > _MAX_PATH:
       path, kind = path[:_MAX_PATH] + '...', 'special'
-    hashed = digest(path, info) if kind == 'file' else None
+    hashed = digest(path, info, sha256) if kind == 'file' else None
     entry = [path, kind, info.st_size, hashed, info.st_mtime]
     room -= len(json.dumps(entry)) + 2
     if room < 0 and entries:
