@@ -11,8 +11,8 @@ import pytest
 from agentjax import storage
 from agentjax.env.base import InfraError
 from agentjax.env.judge import (
-  JudgeFailed,
   Journal,
+  JudgeFailed,
   Judgement,
   Outcome,
   Reason,

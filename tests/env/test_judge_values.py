@@ -134,7 +134,8 @@ def test_close_tokens():
   assert close('0.3333333 yes', '0.33333333 yes')
   assert close('1e3', '1000') and close('-0', '0.0') and close('.5', '0.5')
   assert close('nan', 'nan')  # a word like any other
-  for wrong in ('nan', 'inf', '-inf', 'Infinity', '1_0', '0x1', '１', '', '1 1'):
+  wrongs = ('nan', 'inf', '-inf', 'Infinity', '1_0', '0x1', '１', '', '1 1')
+  for wrong in wrongs:
     assert not close(wrong, '1')
     assert not close_tokens(math.inf, math.inf)(wrong, '1')
   assert not close('1e999', '1e998') and not close('1' * 999, '1' * 998 + '2')

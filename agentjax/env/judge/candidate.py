@@ -12,9 +12,11 @@ value. Two processes of the sandbox's unprivileged user:
   stderr are a pipe that nobody has business with: bytes in it, or the decoy's
   death, mean that the candidate reached for its judge.
 
-stdin: JSON with nonce, entry, function, and inputs as [id, arguments]. A reply
-is {"id", "value"} or {"id", "error"}; the id is null where the file could not
-be imported. Lines of the call's stderr that are JSON with the nonce are notes
+stdin: JSON with nonce, entry, function, input_s, and inputs as [id,
+arguments]. A reply is {"id", "value"} or {"id", "error"}; the id is null where
+the file could not be imported. The last reply may be {"id", "late"}: an input
+took longer than input_s. A candidate that does not let itself be interrupted
+is ended by the deadline of the call. Lines of the call's stderr that are JSON with the nonce are notes
 for the host: {"judge": what was reached for}. They can add a suspicion, never
 take one away.
 """
@@ -111,34 +113,54 @@ def drain(fd):
 # ---- the candidate ---------------------------------------------------------
 
 
+class Late(BaseException):
+  """An input has taken too long."""
+
+
+def interrupt(*_):
+  raise Late()
+
+
 def answer(request, replies, note, decoy):
-  """Imports, calls, replies; 0 if all inputs had a reply."""
+  """Imports, calls, replies; 0, unless it is ended before."""
   write, dumps = os.write, json.dumps
 
-  def reply(**fields):
-    data = memoryview(dumps(fields).encode() + b'\n')
+  def send(data):
+    data = memoryview(data)
     while data:
       data = data[write(replies, data) :]
+
+  def reply(fields):
+    send(dumps(fields).encode() + b'\n')
 
   sys.addaudithook(make_guard(decoy, note))
   sys.argv = [request['entry']]
   sys.path.insert(0, os.getcwd())
+  timer, real = signal.setitimer, signal.ITIMER_REAL
+  signal.signal(signal.SIGALRM, interrupt)
+  timer(real, request['input_s'])
+  name = None
   try:
     function = load(request['entry'], request['function'])
+    for name, arguments in request['inputs']:
+      timer(real, request['input_s'])
+      try:
+        value = function(*arguments)
+        check(value)
+        text = dumps(value)
+        timer(real, 0)
+      except Late:
+        raise
+      except BaseException as error:
+        timer(real, 0)
+        reply({'id': name, 'error': said(error)})
+        continue
+      send(f'{{"id": "{name}", "value": {text}}}\n'.encode())
+  except Late:
+    reply({'id': name, 'late': True})
   except BaseException as error:
-    reply(id=None, error=said(error))
-    return 0
-  for name, arguments in request['inputs']:
-    try:
-      value = function(*arguments)
-      check(value)
-      text = dumps(value)
-    except BaseException as error:
-      reply(id=name, error=said(error))
-      continue
-    data = memoryview(f'{{"id": "{name}", "value": {text}}}\n'.encode())
-    while data:
-      data = data[write(replies, data) :]
+    timer(real, 0)
+    reply({'id': None, 'error': said(error)})
   return 0
 
 

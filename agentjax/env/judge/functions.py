@@ -24,7 +24,7 @@ from agentjax.env.judge.submission import (
   program_source,
 )
 from agentjax.env.judge.values import SameValue, parse_strictly, same_value
-from agentjax.env.judge.verdicts import Judge
+from agentjax.env.judge.verdicts import Judge, check_pace
 from agentjax.env.sandbox import Call, CallResult, CallStatus, Sandbox
 
 
@@ -39,7 +39,8 @@ class FunctionTask:
     draw: makes one random input.
     draws: random inputs of a verdict.
     same: compares an answer with what is right.
-    timeout_s: of one process of the candidate.
+    timeout_s: of one process of the candidate. input_s: of one input, where
+      the candidate lets itself be interrupted.
     batch: inputs that one process is given; 0: all. With 1 each input has a
       fresh process and the deadline to itself.
   """
@@ -49,9 +50,10 @@ class FunctionTask:
   edges: Sequence[tuple]
   draw: Callable[[random.Random], tuple]
   entry: str = 'solution.py'
-  draws: int = 40
+  draws: int = 30
   same: SameValue = same_value
-  timeout_s: float = 10.0
+  timeout_s: float = 20.0
+  input_s: float = 5.0
   batch: int = 0
 
   def rule(self, named: tuple[str, ...] | None = None) -> Rule:
@@ -110,6 +112,7 @@ def _judge_batch(task, sandbox, inputs, expected) -> Judgement:
     'nonce': nonce,
     'entry': task.entry,
     'function': task.function,
+    'input_s': task.input_s,
     'inputs': list(zip(ids, inputs, strict=True)),
   }
   result = sandbox.call(
@@ -119,6 +122,8 @@ def _judge_batch(task, sandbox, inputs, expected) -> Judgement:
       timeout_s=task.timeout_s,
     )
   )
+  if result.status is CallStatus.TIMEOUT:
+    check_pace(sandbox)
   judgement = _read(task, result, ids, inputs, expected)
   return dataclasses.replace(judgement, tamper=_notes(result, nonce))
 
@@ -133,9 +138,14 @@ def _read(task, result: CallResult, ids, inputs, expected) -> Judgement:
     if lines.pop():
       raise ValueError('the last line has no end')
     replies = [_reply(line) for line in lines]
-    if len(replies) == 1 and replies[0][0] is None:
-      return failed(Reason.RAISED, replies[0][2])
-    if [name for name, *_ in replies] != ids[: len(replies)]:
+    if replies and replies[-1].late:
+      late = replies.pop()
+      if late.name not in (None, *ids[len(replies) : len(replies) + 1]):
+        raise ValueError('an id that was not asked for')
+      return failed(Reason.TIMEOUT, f'after {len(replies)} answers')
+    if len(replies) == 1 and replies[0].name is None:
+      return failed(Reason.RAISED, replies[0].error)
+    if [reply.name for reply in replies] != ids[: len(replies)]:
       raise ValueError('an id that was not asked for')
   except ValueError as error:
     return failed(Reason.BAD_REPLY, str(error))
@@ -148,33 +158,46 @@ def _read(task, result: CallResult, ids, inputs, expected) -> Judgement:
 
 def _compare(task, replies, inputs, expected) -> Judgement:
   wrong, first = 0, ''
-  for values, right, (_, value, error) in zip(
-    inputs, expected, replies, strict=True
-  ):
-    if error is None and task.same(value, right):
+  for values, right, reply in zip(inputs, expected, replies, strict=True):
+    if reply.error is None and task.same(reply.value, right):
       continue
     wrong += 1
-    got = repr(value) if error is None else error
-    first = first or f'{task.function}{values!r}: {got}, not {right!r}'
+    first = first or f'{task.function}{values!r}: {reply.line}, not {right!r}'
   if not wrong:
     return passed()
-  raised = all(error is not None for *_, error in replies)
+  raised = all(reply.error is not None for reply in replies)
   return failed(
     Reason.RAISED if raised else Reason.WRONG,
     f'{wrong} of {len(replies)} inputs; the first: {first}',
   )
 
 
-def _reply(line: str) -> tuple[str | None, Any, str | None]:
-  """(id, value, error) of one line; error is None where there is a value."""
+@dataclasses.dataclass(frozen=True)
+class _Reply:
+  """One line; `error` is None where there is a value."""
+
+  line: str
+  name: str | None
+  value: Any = None
+  error: str | None = None
+  late: bool = False
+
+
+def _reply(line: str) -> _Reply:
   data = parse_strictly(line)
-  if not isinstance(data, dict):
-    raise ValueError('a line that is no object')
-  if data.keys() == {'id', 'value'} and isinstance(data['id'], str):
-    return data['id'], data['value'], None
+  # As text: to show a value that is nested deep can fail.
+  shown = line[:300]
+  if not isinstance(data, dict) or not isinstance(
+    data.get('id', 0), (str, type(None))
+  ):
+    raise ValueError('a line that is no object with an id')
+  name = data['id']
+  if data.keys() == {'id', 'value'} and name is not None:
+    return _Reply(shown, name, data['value'])
   if data.keys() == {'id', 'error'} and isinstance(data['error'], str):
-    if data['id'] is None or isinstance(data['id'], str):
-      return data['id'], None, data['error']
+    return _Reply(shown, name, error=data['error'])
+  if data.keys() == {'id', 'late'} and data['late'] is True:
+    return _Reply(shown, name, late=True)
   raise ValueError('a line with other keys than id and value')
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from agentjax.env.base import InfraError
 
 _MAX_DETAILS = 2000
+_UNPRINTABLE = re.compile(r'[^\x20-\x7e]')
 
 
 class JudgeFailed(InfraError):
@@ -64,7 +66,8 @@ class Judgement:
   Attributes:
     reason: None for PASS, and only then.
     tamper: what the policy changed that was not its own, as in `tamper.py`.
-      Stands beside the outcome and does not decide it.
+      Stands beside the outcome and does not decide it. Printable ASCII on one
+      line: it names files of the policy's.
     details: for a person to read; bounded. May hold text of the policy and
       hidden inputs: never to be shown to a policy.
   """
@@ -81,6 +84,8 @@ class Judgement:
       )
     if (self.outcome is Outcome.INFRA) != (self.reason is Reason.INFRA):
       raise ValueError(f'{self.outcome} with reason {self.reason}')
+    marks = tuple(_UNPRINTABLE.sub('?', mark) for mark in self.tamper)
+    object.__setattr__(self, 'tamper', marks)
     text = self.details.encode('utf-8', 'backslashreplace').decode()
     if len(text) > _MAX_DETAILS:
       text = text[: _MAX_DETAILS - 3] + '...'

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from agentjax.env.judge.judgement import Judgement, Reason, failed, passed
 from agentjax.env.judge.submission import STATUS_REASONS, Rule
 from agentjax.env.judge.values import SameText, same_tokens
-from agentjax.env.judge.verdicts import Judge
+from agentjax.env.judge.verdicts import Judge, check_pace
 from agentjax.env.sandbox import Call, CallStatus, Sandbox
 
 
@@ -81,6 +81,8 @@ def judge_program(
     )
     result = sandbox.call(call)
     where = f'input {number} of {len(inputs)}, {text[:200]!r}'
+    if result.status is CallStatus.TIMEOUT:
+      check_pace(sandbox)
     if result.status is not CallStatus.OK:
       said = f'{where}: {result.stderr[-300:]}'
       return failed(STATUS_REASONS[result.status], said)

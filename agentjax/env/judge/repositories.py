@@ -21,14 +21,20 @@ import random
 import secrets
 from collections.abc import Mapping
 
-from agentjax.env.judge.judgement import Judgement, Reason, failed, passed
+from agentjax.env.judge.judgement import (
+  JudgeFailed,
+  Judgement,
+  Reason,
+  failed,
+  passed,
+)
 from agentjax.env.judge.submission import (
   STATUS_REASONS,
   Rule,
   program_source,
 )
 from agentjax.env.judge.values import parse_strictly
-from agentjax.env.judge.verdicts import Judge
+from agentjax.env.judge.verdicts import Judge, check_pace
 from agentjax.env.sandbox import Call, CallResult, CallStatus, Sandbox
 
 _TESTS_FAILED = 1  # pytest's exit code where tests have failed
@@ -91,7 +97,7 @@ def judge_repository(
     InfraError: of the sandbox.
   """
   tests, canaries = plant_canaries(rng, task.tests, task.expected)
-  put = _lay_out(task, sandbox, {**files, **tests})
+  put = _lay_out(task, sandbox, files, tests)
   if put.status is not CallStatus.OK:
     reason = STATUS_REASONS[put.status]
     return failed(reason, f'the files do not fit: {put.stderr}')
@@ -106,6 +112,8 @@ def judge_repository(
       timeout_s=task.timeout_s,
     )
   )
+  if result.status is CallStatus.TIMEOUT:
+    check_pace(sandbox)
   return _read(task, result, canaries)
 
 
@@ -140,14 +148,27 @@ def plant_canaries(
   return out, canaries
 
 
-def _lay_out(task, sandbox: Sandbox, files) -> CallResult:
-  """The checkout, then what was handed in, then the tests over both."""
+def _lay_out(task, sandbox: Sandbox, files, tests) -> CallResult:
+  """The checkout, what was handed in, then the tests over both.
+
+  Raises:
+    JudgeFailed: the checkout does not come about, which is no doing of the
+      policy's: nothing of it is there yet.
+  """
   if task.image_folder is not None:
     argv = ['cp', '-R', '--', f'{task.image_folder}/.', '.']
-    copied = sandbox.call(Call(argv=argv, timeout_s=_COPY_S))
-    if copied.status is not CallStatus.OK:
-      return copied
-  return sandbox.put({**task.base, **files})
+    _check_ours(sandbox.call(Call(argv=argv, timeout_s=_COPY_S)))
+  _check_ours(sandbox.put({**task.base, **tests}))
+  put = sandbox.put(files)
+  return put if put.status is not CallStatus.OK else sandbox.put(tests)
+
+
+def _check_ours(result: CallResult) -> None:
+  if result.status is not CallStatus.OK:
+    raise JudgeFailed(
+      f'the clean checkout cannot be laid out: {result.status.value}, '
+      f'{result.stderr[:300]}: correct the task or the limits of the sandbox'
+    )
 
 
 def _read(task, result: CallResult, canaries: set[str]) -> Judgement:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from agentjax.env.base import InfraError
 from agentjax.env.judge.judgement import Judgement, Outcome, Reason
 from agentjax.env.judge.submission import Submission
-from agentjax.env.sandbox import Sandbox, SandboxSpec
+from agentjax.env.sandbox import Call, Sandbox, SandboxSpec
 
 ATTEMPTS = 3
+PACE_S = 2.0
+_PACE_TIMEOUT_S = 30.0
 # Opens a sandbox that nothing has run in.
 Opener = Callable[[], Sandbox]
 # (fresh sandbox, what was handed in) -> verdict
@@ -59,6 +61,24 @@ def decide(
   return Judgement(
     Outcome.INFRA, Reason.INFRA, submission.tamper, details=details
   )
+
+
+def check_pace(sandbox: Sandbox) -> None:
+  """Returns if the machine is fast enough for a deadline to mean something.
+
+  To be asked after a deadline was missed, when nothing of the candidate runs
+  any more: what it did cannot slow this down, another load of the host can.
+
+  Raises:
+    InfraError: an interpreter that does nothing took longer than PACE_S.
+  """
+  call = Call(argv=['python3', '-I', '-c', ''], timeout_s=_PACE_TIMEOUT_S)
+  result = sandbox.call(call)
+  if result.alive and result.duration_s > PACE_S:
+    raise InfraError(
+      f'this machine is too slow to judge: an interpreter that does nothing '
+      f'took {result.duration_s:.1f} s; run fewer things at once'
+    )
 
 
 def _marked(judgement: Judgement, submission: Submission) -> Judgement:
