@@ -237,10 +237,18 @@ def test_tool_side_loads_no_jax_even_at_second_hand():
 
 
 def test_the_runner_imports_the_standard_library_alone():
-  path = ROOT / 'agentjax/env/sandbox/runner.py'
-  found = imports(path.read_text('utf-8'), 'agentjax.env.sandbox.runner')
-  names = {name.split('.')[0] for name in found}
-  assert names - set(sys.stdlib_module_names) == set()
+  folder = ROOT / 'agentjax/env/sandbox/runner'
+  inside = [path for path in FILES if folder in path.parents]
+  assert len(inside) > 5
+  for path in inside:
+    found = imports(
+      path.read_text('utf-8'),
+      module_name(path),
+      package=path.name == '__init__.py',
+    )
+    ours = {n for n in found if under(n, 'agentjax.env.sandbox.runner')}
+    names = {name.split('.')[0] for name in found - ours}
+    assert names - set(sys.stdlib_module_names) == set()
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel):
     if p.is_file() and '__pycache__' not in p.parts
   }
   assert {n for n in names if n.startswith('agentjax/')} == here
-  assert 'agentjax/env/sandbox/runner.py' in here
+  assert 'agentjax/env/sandbox/runner/serve.py' in here
   assert any(n.startswith('agentjax/text/data/') for n in here)
   assert any(n.endswith('/licenses/LICENSE') for n in names)
 

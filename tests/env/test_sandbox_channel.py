@@ -1,5 +1,6 @@
 """Frames between host and runner, and what the runner judges by itself."""
 
+import ast
 import json
 import pathlib
 import socket
@@ -16,6 +17,7 @@ from sandboxes import SPEC
 
 from agentjax.env.sandbox import Call, CallStatus, SandboxBug, runner
 from agentjax.env.sandbox.channel import MAX_FRAME, Channel
+from agentjax.env.sandbox.runner import counters, streams
 from agentjax.env.sandbox.session import RunnerSandbox, runner_program
 from agentjax.env.sandbox.spec import (
   Died,
@@ -125,7 +127,8 @@ def test_runner_that_dies_in_a_call(limit):
 
   def answer():
     theirs.recv(1 << 16)
-    hello = {**EXIT_0, 'id': 1, 'nonce': channel.nonce, 'python': '3'}
+    hello = {**EXIT_0, 'id': 1, 'nonce': channel.nonce}
+    hello = {**hello, 'python': '3', 'shell': '/bin/sh'}
     theirs.send(frame({**hello, 'counters': {}, 'dropped': [0, 0]}))
     theirs.recv(1 << 16)
     theirs.close()
@@ -164,6 +167,7 @@ def test_runner_that_dies_in_a_call(limit):
     ({'wait': 9, 'end': 'timeout'}, (CallStatus.TIMEOUT, None, 9)),
     ({'wait': 0, 'end': 'timeout'}, (CallStatus.TIMEOUT, None, 0)),
     ({'wait': 9, 'end': 'timeout', 'pids': 5}, (CallStatus.PIDS, None, 9)),
+    ({'end': 'gone'}, (CallStatus.GONE, None, 0)),
     ({'wait': 9, 'end': 'output'}, (CallStatus.OUTPUT_CAP, None, 9)),
   ],
 )
@@ -186,7 +190,7 @@ def test_cut_text_loses_whole_characters():
   st.integers(1, 64),
 )
 def test_capture_keeps_both_ends(parts, cap):
-  capture = runner.Capture(cap)
+  capture = streams.Capture(cap)
   for part in parts:
     capture.add(part)
   whole = b''.join(parts)
@@ -210,9 +214,9 @@ def test_counters_of_both_versions_of_cgroups(tmp_path):
     'low 0\nhigh 0\nmax 44\noom 5\noom_kill 3\noom_group_kill 0\n'
   )
   (two / 'pids.events').write_text('max 7\n')
-  assert runner.counters(str(one)) == {'oom': 2, 'pids': 31}
-  assert runner.counters(str(two)) == {'oom': 3, 'pids': 7}
-  assert runner.counters(str(none)) == {'oom': None, 'pids': None}
+  assert counters.counters(str(one)) == {'oom': 2, 'pids': 31}
+  assert counters.counters(str(two)) == {'oom': 3, 'pids': 7}
+  assert counters.counters(str(none)) == {'oom': None, 'pids': None}
 
 
 def test_runner_refuses_to_run_outside_of_a_sandbox():
@@ -227,16 +231,20 @@ def test_runner_refuses_to_run_outside_of_a_sandbox():
   assert done.stderr.startswith('the runner must be PID 1 of a sandbox')
 
 
-def test_runner_imports_the_standard_library_alone():
-  import ast
-
-  tree = ast.parse(pathlib.Path(runner.__file__).read_text('utf-8'))
-  names = [
-    alias.name.split('.')[0]
-    for node in ast.walk(tree)
-    if isinstance(node, ast.Import)
-    for alias in node.names
-  ]
-  assert not any(isinstance(n, ast.ImportFrom) for n in ast.walk(tree))
-  assert names and set(names) <= set(sys.stdlib_module_names)
-  assert len(runner_program().encode()) < 128 << 10  # one argument's limit
+def test_runner_imports_the_standard_library_and_itself_alone():
+  folder = pathlib.Path(runner.__file__).parent
+  own = {path.stem for path in folder.glob('*.py')}
+  names, relative = set(), set()
+  for path in folder.glob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+      if isinstance(node, ast.Import):
+        names |= {alias.name.split('.')[0] for alias in node.names}
+      elif isinstance(node, ast.ImportFrom):
+        assert node.level == 1, path
+        found = [node.module] if node.module else [a.name for a in node.names]
+        relative |= set(found)
+  assert names and names <= set(sys.stdlib_module_names)
+  assert relative and relative <= own
+  program = runner_program()
+  assert all(f"'_runner.{name}'" in program for name in own - {'__init__'})
+  assert len(program.encode()) < 64 << 10  # half of what one argument may be

@@ -13,17 +13,16 @@ import pytest
 from requirements import require
 from sandboxes import backend_or_skip
 from test_sandbox_conformance import EVERY_SIGNAL
+from test_sandbox_sessions import FILL
 
 # (status, alive, stdout) or the name of the InfraError of each program.
 PLAY = """
-import functools, json, os, sys
+import json, os, sys
 import importlib.resources, secrets, shutil, subprocess, tempfile
 import agentjax.env.sandbox.bwrap, agentjax.env.sandbox.docker
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import Call, SandboxSpec, open_sandbox, session
-session._source = functools.cache(session._source)
-for name in ('runner.py', 'files.py'):
-  session._source(name)
+session.runner_program(), session._source('files.py')
 if os.geteuid() == 0:
   os.setgroups([])
   os.setgid(12345)
@@ -32,19 +31,25 @@ out = []
 for code in json.loads(sys.argv[1]):
   try:
     with open_sandbox(SandboxSpec(), 'bwrap') as sandbox:
+      run = sandbox.call
+      if sys.argv[2] == 'session':
+        session = sandbox.session('python')
+        run = lambda call: session.run(call.code, call.timeout_s)
       for code in (code, 'print(1)'):
-        result = sandbox.call(Call(code=code, timeout_s=10))
+        result = run(Call(code=code, timeout_s=2))
         out.append((result.status.value, result.alive, result.stdout))
+      if sys.argv[2] == 'session':
+        out.append(sandbox.call(Call(code='print(2)')).stdout)
   except InfraError as error:
     out.append(f'{type(error).__name__}: {error}'[:300])
 print(json.dumps(out))
 """
 
 
-def play(*programs):
+def play(*programs, by='call'):
   backend_or_skip('bwrap')
   done = subprocess.run(
-    [sys.executable, '-c', PLAY, json.dumps(programs)],
+    [sys.executable, '-c', PLAY, json.dumps(programs), by],
     capture_output=True,
     text=True,
     cwd='/',
@@ -94,3 +99,29 @@ def test_limits_and_priorities_of_the_runner_are_out_of_reach():
 )
 def test_signals_do_not_end_the_runner(code):
   assert play(code) == [['ok', True, 'alive\n'], ['ok', True, '1\n']]
+
+
+def test_sessions():
+  assert play('x = 1; print(x)', by='session') == [
+    ['ok', True, '1\n'],
+    ['ok', True, '1\n'],
+    '2\n',
+  ]
+  # Of the runner's own uid, it can fill the pipe that it is asked through.
+  full, again, after = play(FILL, by='session')
+  assert full == ['ok', True, 'full\n'] and after == '2\n'
+  assert again[0] in ('signal', 'timeout', 'ok') and again[1]
+
+
+def test_inodes_are_limited_and_name_spaces_closed():
+  bomb = 'import itertools\nfor i in itertools.count(): open(f"{i}", "w")'
+  spaces = (
+    'import ctypes, os\n'
+    'print(ctypes.CDLL(None).unshare(0x10000000), os.getuid() != 0)\n'
+    'print(open("/proc/self/status").read().count("Seccomp:\\t2"))'
+  )
+  again = ['ok', True, '1\n']
+  assert play(bomb, spaces) == [
+    *(['disk', True, ''], again),
+    *(['ok', True, '-1 True\n1\n'], again),
+  ]

@@ -11,6 +11,7 @@ import contextlib
 import functools
 
 from agentjax.env.base import InfraError
+from agentjax.env.sandbox.snapshot import Entry, Snapshot
 from agentjax.env.sandbox.spec import (
   Call,
   CallResult,
@@ -20,17 +21,21 @@ from agentjax.env.sandbox.spec import (
   SandboxBug,
   SandboxSpec,
   SandboxUnavailable,
+  Session,
 )
 
 __all__ = [
   'Call',
   'CallResult',
   'CallStatus',
+  'Entry',
   'Fetched',
   'Sandbox',
   'SandboxBug',
   'SandboxSpec',
   'SandboxUnavailable',
+  'Session',
+  'Snapshot',
   'choose_backend',
   'open_sandbox',
   'reap',
@@ -66,7 +71,11 @@ def choose_backend(spec: SandboxSpec, backend: str = 'auto') -> str:
 
 
 def open_sandbox(
-  spec: SandboxSpec | None = None, backend: str = 'auto', run: str = 'none'
+  spec: SandboxSpec | None = None,
+  backend: str = 'auto',
+  run: str = 'none',
+  *,
+  snapshot: Snapshot | None = None,
 ) -> Sandbox:
   """Starts a sandbox; close it, or use it in a `with`.
 
@@ -75,10 +84,12 @@ def open_sandbox(
   Args:
     backend: as in `choose_backend`.
     run: names the run in labels, where the backend has them.
+    snapshot: whose files are there from the beginning: a fork of the sandbox
+      that it is of.
 
   Raises:
     SandboxUnavailable: no backend. Other kinds of InfraError: the start
-      failed.
+      failed. SandboxBug: the snapshot is not one of such a sandbox.
   """
   spec = spec or SandboxSpec()
   chosen = choose_backend(spec, backend)
@@ -86,10 +97,18 @@ def open_sandbox(
   if chosen == 'docker':
     from agentjax.env.sandbox.docker import open_docker
 
-    return open_docker(spec, run)
-  from agentjax.env.sandbox.bwrap import open_bwrap
+    sandbox = open_docker(spec, run)
+  else:
+    from agentjax.env.sandbox.bwrap import open_bwrap
 
-  return open_bwrap(spec)
+    sandbox = open_bwrap(spec)
+  if snapshot is not None:
+    try:
+      sandbox.restore(snapshot)
+    except BaseException:
+      sandbox.close()
+      raise
+  return sandbox
 
 
 def reap() -> list[str]:

@@ -8,9 +8,13 @@ As root, calls run under another uid, and a cgroup limits memory, processes
 and processor where this host lets us make one; `facts['limits']` says so.
 Otherwise limits are per process (rlimits): a hog meets MemoryError instead of
 the status OOM, and nothing counts refused forks. Without root, calls have the
-runner's uid, and `shield.py` keeps them off it. Weaker than a container in
-three ways: no seccomp filter beyond that, inodes unlimited, and /proc shows
-the host's memory and processors.
+runner's uid, and `seccomp.py` keeps them off it. Weaker than a container in
+that /proc shows the host's memory and processors.
+
+bwrap cannot limit the inodes of what it mounts, and an empty file takes memory
+too: `unshare` makes a mount name space before, in which the writable folders
+are mounted with both limits, to be bound from there. Nothing of it is seen on
+the host, nor left there.
 
 bwrap's --die-with-parent is not used: it follows the thread that started it,
 and ends the sandbox when a pool's thread ends. The end of the stream does its
@@ -33,7 +37,7 @@ import threading
 from collections.abc import Sequence
 
 from agentjax.env.base import InfraError
-from agentjax.env.sandbox import cgroup, shield
+from agentjax.env.sandbox import cgroup, seccomp
 from agentjax.env.sandbox.channel import Channel
 from agentjax.env.sandbox.session import RunnerSandbox, runner_program
 from agentjax.env.sandbox.spec import (
@@ -44,6 +48,17 @@ from agentjax.env.sandbox.spec import (
 )
 
 _STOP_S = 3.0
+# Hides the host's, in a name space of the sandbox's own.
+_BASE = '/dev/shm'
+_MOUNT = f"""
+mount -t tmpfs -o size=64k,mode=0700 none {_BASE}
+mkdir {_BASE}/work {_BASE}/tmp {_BASE}/shm
+mount -t tmpfs -o "$1" none {_BASE}/work
+mount -t tmpfs -o "$2" none {_BASE}/tmp
+mount -t tmpfs -o "$3" none {_BASE}/shm
+shift 3
+exec "$@"
+"""
 # Counted in no namespace, so that RLIMIT_NPROC is each sandbox's own.
 _FIRST_UID = 1_700_000_000
 
@@ -54,15 +69,20 @@ def check_bwrap() -> None:
   Raises:
     SandboxUnavailable: it is not installed, or not allowed to.
   """
-  if shutil.which('bwrap') is None:
-    raise SandboxUnavailable(
-      'bubblewrap is not installed: install the package bubblewrap'
-    )
-  command = [*_namespaces(), *_root(), '--proc', '/proc']
-  filter_fd, passed = _shield()
+  for program, package in (
+    ('bwrap', 'bubblewrap'),
+    ('unshare', 'util-linux'),
+    ('mount', 'mount or util-linux'),
+  ):
+    if shutil.which(program) is None:
+      raise SandboxUnavailable(
+        f'{program} is not installed: install the package {package}'
+      )
+  filter_fd, passed = _filter()
+  command = [*_namespaces(), *_root(), '--proc', '/proc', *passed, '/bin/true']
   try:
     done = subprocess.run(
-      [*command, *passed, '/bin/true'],
+      _with_folders(SandboxSpec(), command),
       capture_output=True,
       timeout=20,
       stdin=subprocess.DEVNULL,
@@ -89,7 +109,7 @@ def open_bwrap(spec: SandboxSpec) -> RunnerSandbox:
   ours, theirs = socket.socketpair()
   info_read, info_write = os.pipe()
   errors = tempfile.TemporaryFile()
-  filter_fd, passed = _shield()
+  filter_fd, passed = _filter()
   command = _command(spec, group, info_write, passed)
   try:
     process = subprocess.Popen(
@@ -190,9 +210,9 @@ class _Process:
     return CallStatus.OOM if counted > kills else None
 
 
-def _shield() -> tuple[list[int], list[str]]:
+def _filter() -> tuple[list[int], list[str]]:
   """([descriptor to pass and to close], options of bwrap); may be empty."""
-  fd = shield.open_program() if os.geteuid() else None
+  fd = seccomp.open_program()
   return ([], []) if fd is None else ([fd], ['--seccomp', str(fd)])
 
 
@@ -222,23 +242,34 @@ def _child(info_read: int) -> tuple[int | None, int | None]:
 
 
 def _command(spec, group, info_write: int, passed) -> list[str]:
-  size = ['--size', str(spec.tmpfs_bytes), '--perms', '1777', '--tmpfs']
-  shm = ['--size', str(16 << 20), '--perms', '1777', '--tmpfs', '/dev/shm']
-  python = _python()
+  folders = sorted([(spec.workdir, f'{_BASE}/work'), ('/tmp', f'{_BASE}/tmp')])
   command = [
     *_namespaces(),
     *('--info-fd', str(info_write), *passed),
     *_root(),
-    *('--proc', '/proc', '--dev', '/dev', *shm, '--remount-ro', '/dev'),
-    *(*size, spec.workdir, *size, '/tmp'),
-    *_counters(group),
-    *('--remount-ro', '/', '--chdir', '/', '--clearenv'),
+    *('--proc', '/proc', '--dev', '/dev', '--bind', f'{_BASE}/shm', '/dev/shm'),
+    *('--remount-ro', '/dev'),
+    *(word for to, of in folders for word in ('--bind', of, to)),
+    *(*_counters(group), '--remount-ro', '/', '--chdir', '/', '--clearenv'),
     *('--setenv', 'PATH', '/usr/local/bin:/usr/bin:/bin'),
     *('--setenv', 'LANG', 'C.UTF-8', '--setenv', 'TZ', 'UTC'),
     *('--setenv', 'PYTHONHASHSEED', '0'),
-    *(python, '-s', '-B', '-c', runner_program()),
+    *(_python(), '-s', '-B', '-c', runner_program()),
   ]
+  command = _with_folders(spec, command)
   return cgroup.inside(group, command) if group else command
+
+
+def _with_folders(spec: SandboxSpec, command: list[str]) -> list[str]:
+  """`command`, in a mount name space that has the writable folders."""
+  own = [] if os.geteuid() == 0 else ['--user', '--map-root-user']
+  limits = f'nr_inodes={spec.tmpfs_inodes},mode=1777,nosuid,nodev'
+  size = f'size={spec.tmpfs_bytes},{limits}'
+  mounts = [size, f'{size},noexec', f'size={16 << 20},{limits},noexec']
+  return [
+    *('unshare', '--mount', *own, '/bin/sh', '-ec', _MOUNT, 'sh'),
+    *(*mounts, *command),
+  ]
 
 
 def _namespaces() -> list[str]:

@@ -16,7 +16,7 @@ import time
 import uuid
 
 from agentjax.env.sandbox import owner
-from agentjax.env.sandbox.runner import read_counter
+from agentjax.env.sandbox.runner.counters import read_counter
 from agentjax.env.sandbox.spec import SandboxSpec
 
 ROOT = pathlib.Path('/sys/fs/cgroup')

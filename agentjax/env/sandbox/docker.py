@@ -30,6 +30,7 @@ from docker.types import Ulimit
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import owner
 from agentjax.env.sandbox.channel import Channel
+from agentjax.env.sandbox.seccomp import docker_profile
 from agentjax.env.sandbox.session import RunnerSandbox, runner_program
 from agentjax.env.sandbox.spec import (
   CallStatus,
@@ -154,14 +155,19 @@ def _create(client: docker.APIClient, spec: SandboxSpec, run: str) -> str:
     read_only=True,
     cap_drop=['ALL'],
     cap_add=['SETUID', 'SETGID', 'KILL'],
-    security_opt=['no-new-privileges'],
+    security_opt=['no-new-privileges', f'seccomp={docker_profile()}'],
     pids_limit=spec.pids + 1,  # the runner
     mem_limit=spec.memory_bytes,
     memswap_limit=spec.memory_bytes,
     cpu_period=100_000,
     cpu_quota=int(spec.cpus * 100_000),
-    tmpfs={spec.workdir: f'{size},exec', '/tmp': size},
-    shm_size=16 << 20,
+    tmpfs={
+      spec.workdir: f'{size},exec',
+      '/tmp': size,
+      # What the engine would mount there has no limit of inodes.
+      '/dev/shm': f'size={16 << 20},nr_inodes={spec.tmpfs_inodes},mode=1777',
+      '/dev/mqueue': 'ro,size=4k,nr_inodes=1',
+    },
     ulimits=[Ulimit(name='core', soft=0, hard=0)],
     log_config={'Type': 'none'},
     auto_remove=True,

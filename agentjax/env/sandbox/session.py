@@ -8,6 +8,7 @@ the same and lives here. This file does not know where the runner runs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.resources
 import json
 import threading
@@ -17,28 +18,60 @@ from typing import Any
 
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox.channel import Channel
+from agentjax.env.sandbox.live import LiveSession
+from agentjax.env.sandbox.snapshot import Snapshot
 from agentjax.env.sandbox.spec import (
   Call,
   CallResult,
   CallStatus,
   Died,
   Fetched,
-  ProtocolError,
   SandboxBug,
   SandboxSpec,
   as_text,
   classify,
 )
+from agentjax.env.sandbox.transfer import Transfer
 
 _FILES_TIMEOUT_S = 30.0
-_MAX_FETCH = 60 << 20
+_MAX_SESSIONS = 8
+
+
+# In the order in which they need each other.
+_RUNNER = ('', 'frames', 'streams', 'counters', 'processes', 'interpreter')
+_RUNNER += ('shell', 'sessions', 'watch', 'serve')
+# A child comes back here, with nothing of the runner's on its stack.
+_LOADER = """\
+import os, sys, types
+for name, source in {modules!r}:
+  module = types.ModuleType(name)
+  module.__package__, module.__path__ = '_runner', []
+  sys.modules[name] = module
+  exec(compile(source, '<' + name + '>', 'exec'), module.__dict__)
+  if '.' in name:
+    setattr(sys.modules['_runner'], name.split('.')[1], module)
+try:
+  sys.modules['_runner.serve'].main()
+except sys.modules['_runner.processes'].Become as child:
+  then = child.then
+os._exit(then())
+"""
 
 
 def runner_program() -> str:
-  """The runner's source, for `python3 -c`: no file has to be mounted."""
-  return _source('runner.py')
+  """The runner, for `python3 -c`: no file has to be mounted.
+
+  Its modules stand in it as text; a loader of a few lines makes them a
+  package named _runner.
+  """
+  modules = []
+  for name in _RUNNER:
+    text = _source(f'runner/{name or "__init__"}.py')
+    modules.append((f'_runner.{name}'.rstrip('.'), text))
+  return _LOADER.format(modules=modules)
 
 
+@functools.cache
 def _source(name: str) -> str:
   package = importlib.resources.files('agentjax.env.sandbox')
   return package.joinpath(name).read_text('utf-8')
@@ -72,12 +105,14 @@ class RunnerSandbox:
     self._channel = channel
     self._stop = stop
     self._hit_limit, self._said = hit_limit, said
-    self._lock = threading.Lock()
+    self._lock = threading.RLock()
+    self._transfer = Transfer(spec, self._carry_files)
     self._closed = False
     self._failure: InfraError | None = None
     self._last_words: CallResult | None = None
     self._oom_kills = 0
-    self._files_code = _source('files.py').encode()
+    self._sessions: list[LiveSession] = []
+    self._count = 0
     hello = {
       'op': 'hello',
       'nonce': channel.nonce,
@@ -92,6 +127,7 @@ class RunnerSandbox:
         f'{b"".join(blobs[2:]).decode("utf-8", "replace")}'
       )
     self.facts['python'] = reply['python']
+    self.facts['shell'] = reply['shell']
     self.facts['counted'] = sorted(
       name for name, n in reply['counters'].items() if n is not None
     )
@@ -107,38 +143,54 @@ class RunnerSandbox:
     code = (call.code or '').encode('utf-8', 'replace')
     return self._run(header, (call.stdin, code), call.timeout_s)
 
+  def session(self, kind: str) -> LiveSession:
+    """See `Sandbox.session`."""
+    self._sessions = [s for s in self._sessions if s.alive]
+    if len(self._sessions) >= _MAX_SESSIONS:
+      raise SandboxBug(
+        f'{_MAX_SESSIONS} sessions are open in this sandbox: close one'
+      )
+    self._count += 1
+    cap = self.spec.output_cap
+    session = LiveSession(kind, self._count, cap, self._run)
+    self._sessions.append(session)
+    return session
+
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """See `Sandbox.put`."""
-    request = {
-      'op': 'put',
-      'files': [[_checked(path), len(data)] for path, data in files.items()],
-      'mode': mode,
-    }
-    stdin = json.dumps(request).encode() + b'\n' + b''.join(files.values())
-    header = self._files_header(4096)
-    return self._run(header, (stdin, self._files_code), _FILES_TIMEOUT_S)
+    with self._lock:
+      return self._transfer.put(files, mode)
 
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """See `Sandbox.get`."""
-    if max_bytes > _MAX_FETCH:
-      raise SandboxBug(f'max_bytes {max_bytes} is above {_MAX_FETCH}')
-    request = {
-      'op': 'get',
-      'paths': [_checked(path) for path in paths],
-      'max_bytes': max_bytes,
-    }
-    stdin = json.dumps(request).encode() + b'\n'
-    header = self._files_header(max_bytes + 1024 * (1 + len(paths)))
     with self._lock:
-      if self._last_words:
-        return Fetched({}, {p: 'the sandbox is gone' for p in paths})
-      reply, blobs = self._ask(
-        header, (stdin, self._files_code), _FILES_TIMEOUT_S
-      )
-    status, _, _ = classify(reply)
-    if status is not CallStatus.OK:
-      return Fetched({}, {p: f'not read: {status.value}' for p in paths})
-    return _split(paths, blobs[0] + blobs[1])
+      return self._transfer.get(paths, max_bytes)
+
+  def put_tar(self, data: bytes) -> CallResult:
+    """See `Sandbox.put_tar`."""
+    with self._lock:
+      return self._transfer.put_tar(data)
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, dict[str, str]]:
+    """See `Sandbox.get_tar`."""
+    with self._lock:
+      return self._transfer.get_tar(paths, max_bytes)
+
+  def snapshot(self, max_bytes: int | None = None) -> Snapshot:
+    """See `Sandbox.snapshot`."""
+    with self._lock:
+      return self._transfer.snapshot(max_bytes)
+
+  def restore(self, snapshot: Snapshot) -> None:
+    """Makes the files of a snapshot, in a sandbox that has run nothing yet.
+
+    Raises:
+      SandboxBug: it is of another workdir, damaged, or does not fit.
+    """
+    with self._lock:
+      self._transfer.restore(snapshot)
 
   def close(self) -> None:
     """See `Sandbox.close`."""
@@ -153,19 +205,25 @@ class RunnerSandbox:
   def __exit__(self, *exc) -> None:
     self.close()
 
-  def _files_header(self, cap: int) -> dict[str, Any]:
-    return {
-      'op': 'run',
-      'argv': None,
-      'timeout_s': _FILES_TIMEOUT_S,
-      'output_cap': cap,
+  def _carry_files(self, request, contents, cap) -> tuple[CallResult, bytes]:
+    stdin = json.dumps(request).encode() + b'\n' + b''.join(contents)
+    code = _source('files.py').encode()
+    header = {
+      **{'op': 'run', 'argv': None},
+      **{'timeout_s': _FILES_TIMEOUT_S, 'output_cap': cap},
     }
+    result, out = self._exchange(header, (stdin, code), _FILES_TIMEOUT_S)
+    return result, out[0] + out[1]
 
   def _run(self, header, blobs, timeout_s) -> CallResult:
+    return self._exchange(header, blobs, timeout_s)[0]
+
+  def _exchange(self, header, blobs, timeout_s):
+    """(result, the blobs that it was made from)."""
     start, began = time.monotonic(), time.time()
     with self._lock:
       if self._last_words:
-        return self._last_words
+        return self._last_words, (b'',) * 4
       try:
         reply, out = self._ask(header, blobs, timeout_s)
       except Died:
@@ -175,11 +233,11 @@ class RunnerSandbox:
         self._last_words = CallResult(limit, alive=False)
         return dataclasses.replace(
           self._last_words, duration_s=time.monotonic() - start
-        )
+        ), (b'',) * 4
       self._oom_kills += reply['oom']
     status, code, number = classify(reply)
     dropped = tuple(reply['dropped'])
-    return CallResult(
+    result = CallResult(
       status,
       exit=code,
       signal=number or None,
@@ -189,7 +247,9 @@ class RunnerSandbox:
       duration_s=time.monotonic() - start,
       reaped=reply['reaped'],
       alive=reply['alive'],
+      session_alive=reply.get('session_alive', True),
     )
+    return result, out
 
   def _ask(self, header, blobs, timeout_s):
     if self._closed:
@@ -211,30 +271,3 @@ class RunnerSandbox:
     if not reply['alive']:  # its lifetime ended in this call
       self._last_words = CallResult(CallStatus.TIMEOUT, alive=False)
     return reply, out
-
-
-def _checked(path: str) -> str:
-  parts = path.split('/')
-  if not path or '\0' in path or {'', '.', '..'} & set(parts):
-    raise SandboxBug(
-      f'path {path!r}: give one relative to workdir, without . and ..'
-    )
-  return path
-
-
-def _split(paths: Sequence[str], data: bytes) -> Fetched:
-  try:
-    line, rest = data.split(b'\n', 1)
-    sizes = json.loads(line)
-    if len(sizes) != len(paths):
-      raise ValueError(f'{len(sizes)} answers to {len(paths)} paths')
-  except ValueError as error:
-    raise ProtocolError(f'files came back unreadable: {error}') from error
-  files, refused, at = {}, {}, 0
-  for path, size in zip(paths, sizes, strict=True):
-    if isinstance(size, str):
-      refused[path] = size
-    else:
-      files[path] = rest[at : at + size]
-      at += size
-  return Fetched(files, refused)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from agentjax.env.base import InfraError
+from agentjax.env.sandbox.snapshot import Snapshot
 
 DEFAULT_IMAGE = 'agentjax-python:latest'
 
@@ -64,6 +65,7 @@ class CallStatus(enum.Enum):
   PIDS = 'pids'  # refused to fork, and did not end well
   OUTPUT_CAP = 'output_cap'  # killed for what it wrote
   DISK = 'disk'  # filled its file system, and did not end well
+  GONE = 'gone'  # nothing was run: the session had ended before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,8 @@ class SandboxSpec:
     lifetime_s: after which the sandbox ends by itself. In a call this is the
       call's timeout, between calls it is infrastructure: see `check_calls`.
     grace_s: that the host waits longer than a call's own timeout.
-    workdir: where calls start; the only place besides /tmp to write to.
+    workdir: where calls start; the only place to write to besides /tmp, from
+      which nothing can be executed, and /dev/shm, of 16 MiB.
     env: variables of the calls, besides a fixed set.
     uid: of the calls, where the runner is root.
   """
@@ -180,8 +183,7 @@ class Call:
       raise SandboxBug(
         f'Call.argv is {self.argv!r}: give a non-empty list of words'
       )
-    if not self.timeout_s > 0:
-      raise SandboxBug(f'Call.timeout_s is {self.timeout_s}: must be above 0')
+    check_timeout('Call.timeout_s', self.timeout_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +198,7 @@ class CallResult:
     duration_s: by the host's clock.
     reaped: processes that the call left behind, and which were killed.
     alive: False if the call took the sandbox with it.
+    session_alive: False if the session that the call was for has ended.
   """
 
   status: CallStatus
@@ -207,6 +210,7 @@ class CallResult:
   duration_s: float = 0.0
   reaped: int = 0
   alive: bool = True
+  session_alive: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +219,39 @@ class Fetched:
 
   files: Mapping[str, bytes]
   refused: Mapping[str, str]
+
+
+class Session(Protocol):
+  """An interpreter in a sandbox that lives on from call to call.
+
+  Of kind 'python', variables, imports and threads live on; of kind 'shell'
+  (bash where the sandbox has it, else sh) the folder, variables, functions and
+  options do. Two sessions share files and nothing else. Between its calls the
+  interpreter is frozen. Processes that it started do not outlive their call,
+  background jobs too. stdin is empty: who reads from it meets its end.
+
+  What a Python call does not catch is shown on stderr, with the policy's own
+  lines alone, and its exit code is 1; SystemExit ends the call with its code.
+  In a shell, `exit` ends the session as well.
+
+  Attributes:
+    kind: 'python' or 'shell'.
+    alive: False once its interpreter has ended: by itself, by a call that had
+      to be killed (TIMEOUT, OOM, OUTPUT_CAP), or killed by another's call. It
+      does not come back; another session may be opened.
+  """
+
+  kind: str
+  alive: bool
+
+  def run(self, text: str, timeout_s: float = 30.0) -> CallResult:
+    """Runs lines of the policy's, as `Sandbox.call` does.
+
+    Of a session that has ended: GONE, with the reason in `stderr`.
+    """
+
+  def close(self) -> None:
+    """Ends the interpreter. Idempotent, never raises."""
 
 
 class Sandbox(Protocol):
@@ -231,6 +268,13 @@ class Sandbox(Protocol):
   def call(self, call: Call) -> CallResult:
     """Runs a program, and kills what it leaves behind."""
 
+  def session(self, kind: str) -> Session:
+    """Opens a session of `kind` 'python' or 'shell'; at most 8 at a time.
+
+    Where the policy has used up the processes or the memory, it is one that
+    has ended already.
+    """
+
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """Writes files, paths relative to workdir, with the policy's own rights.
 
@@ -240,6 +284,33 @@ class Sandbox(Protocol):
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """Reads regular files; no link is followed; `max_bytes` in all."""
 
+  def put_tar(self, data: bytes) -> CallResult:
+    """Unpacks an archive into workdir, with the policy's own rights.
+
+    Modes become 0644 or 0755. The status is as in `put`.
+
+    Raises:
+      SandboxBug: the archive is none that may be unpacked: see `archive.read`.
+    """
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, Mapping[str, str]]:
+    """Files and whole folders below workdir ('.' is all of it) as an archive.
+
+    Regular files and folders, in the order of their paths, with modes 0644 or
+    0755; no link is followed; `max_bytes` of contents. Besides it, why of each
+    path that is not in it.
+    """
+
+  def snapshot(self, max_bytes: int | None = None) -> Snapshot:
+    """All files and folders of workdir and /tmp, to compare or to go on from.
+
+    `open_sandbox(snapshot=...)` opens another sandbox that begins with them.
+    `max_bytes` of contents in all, twice `tmpfs_bytes` if None; what is above
+    it stands in `refused`.
+    """
+
   def close(self) -> None:
     """Ends every process. Idempotent, bounded, never raises."""
 
@@ -248,12 +319,20 @@ class Sandbox(Protocol):
   def __exit__(self, *exc) -> None: ...
 
 
+def check_timeout(name: str, seconds: float) -> None:
+  """Raises SandboxBug if `seconds` is no time to wait."""
+  if not seconds > 0:
+    raise SandboxBug(f'{name} is {seconds}: must be above 0')
+
+
 def classify(facts: Mapping[str, Any]) -> tuple[CallStatus, int | None, int]:
   """(status, exit code, signal or 0) from what the runner counted.
 
   Evidence are the runner's and the kernel's counters alone, never text. A
   limit explains a bad end; a call that ended well is OK whatever it met.
   """
+  if facts['end'] == 'gone':
+    return CallStatus.GONE, None, 0
   wait = facts['wait']
   code = os.WEXITSTATUS(wait) if os.WIFEXITED(wait) else None
   number = os.WTERMSIG(wait) if os.WIFSIGNALED(wait) else 0
