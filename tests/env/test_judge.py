@@ -25,6 +25,8 @@ from agentjax.env.judge import (
   judge_spec,
   take,
 )
+from agentjax.env.judge.submission import unpacked
+from agentjax.env.judge.workplace import Workplace
 from agentjax.env.sandbox import Call, SandboxSpec, open_sandbox
 
 ADD = FunctionTask(
@@ -208,7 +210,6 @@ def test_a_folder_on_the_way_that_is_a_link(fresh):
     ('mkdir solution.py', Rule('solution.py'), Reason.NOT_REGULAR),
     ('ln -s a solution.py', Rule('solution.py'), Reason.NOT_REGULAR),
     ('mkfifo solution.py', Rule('solution.py'), Reason.NOT_REGULAR),
-    ('> solution.py; chmod 0 solution.py', Rule('solution.py'), None),
     ('head -c 20 /dev/zero > s.py', Rule('s.py', max_file=19), Reason.TOO_BIG),
     (
       'for i in 1 2 3; do echo > a$i.py; done',
@@ -224,8 +225,12 @@ def test_a_folder_on_the_way_that_is_a_link(fresh):
   ],
 )
 def test_nothing_fit_to_be_judged(fresh, script, rule, reason):
-  reason = reason or Reason.UNREADABLE
   assert taken(fresh, script, rule).problem.reason is reason
+
+
+def test_modes_do_not_matter(fresh):
+  script = 'echo x > solution.py; chmod 0 solution.py'
+  assert taken(fresh, script).files == {'solution.py': b'x\n'}
 
 
 def test_a_sandbox_that_the_policy_ended(backend):
@@ -270,6 +275,82 @@ def test_files_with_holes_cost_no_time(fresh):
   start = time.monotonic()
   assert taken(fresh, script).problem is None
   assert time.monotonic() - start < 15
+
+
+PACK = """
+import io, os, tarfile
+def add(tar, name, data=b'x', **fields):
+  info = tarfile.TarInfo(name)
+  for field, value in fields.items():
+    setattr(info, field, value)
+  info.size = len(data)
+  tar.addfile(info, io.BytesIO(data))
+with tarfile.open('work.tar', 'w', format=tarfile.USTAR_FORMAT) as tar:
+  add(tar, 'solution.py', b'def add(a, b): return a + b')
+  add(tar, 'pack/core.py')
+  {}
+"""
+
+
+@pytest.mark.parametrize(
+  'line',
+  [
+    'add(tar, "../evil.py")',
+    'add(tar, "/etc/evil.py")',
+    'add(tar, "a/../../evil.py")',
+    'add(tar, "h.py", b"", type=tarfile.LNKTYPE, linkname="/etc/passwd")',
+    'add(tar, "l.py", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")',
+    'add(tar, "d", b"", type=tarfile.CHRTYPE)',
+    'add(tar, "p", b"", type=tarfile.FIFOTYPE)',
+    'add(tar, "solution.py")',
+    'add(tar, "s.py", mode=0o4755)',
+    '[add(tar, f"m{i}.py") for i in range(100)]',
+    'add(tar, "big.py", bytes(2 << 20))',
+    'tar.fileobj.write(b"junk" * 200)',
+  ],
+)
+def test_an_archive_that_no_folder_of_files_makes(fresh, line):
+  rule = Rule('work.tar', named=(), max_file=4 << 20, max_bytes=4 << 20)
+  fresh.call(Call(code=PACK.format(line)))
+  found = take(fresh, rule, {})
+  assert found.problem is None
+  within = Rule('solution.py')
+  opened = unpacked(found, 'work.tar', within)
+  assert opened.problem.reason is Reason.BAD_ARCHIVE and opened.files == {}
+  judgement = decide(opened, ADD.judge(), functools.partial(pytest.fail, 'no'))
+  assert judgement.outcome is Outcome.FAIL
+  assert judgement.tamper[0].startswith('archive: ')
+  assert unpacked(opened, 'work.tar', within) == opened
+
+
+def test_an_archive_of_files(fresh):
+  fresh.call(Call(code=PACK.format('pass')))
+  found = unpacked(take(fresh, Rule('work.tar'), {}), 'work.tar', Rule('s'))
+  assert set(found.files) == {'solution.py', 'pack/core.py'}
+  assert found.problem is None and found.tamper == ()
+
+
+def test_a_workplace_remembers_what_sessions_did(backend):
+  given = {'tests/a.py': b'assert True\n', 'solution.py': b''}
+  open_one = functools.partial(open_sandbox, SPEC, backend)
+  with Workplace(SPEC, open_one, given) as workplace:
+    assert workplace.facts == {}
+    shell, python = workplace.session('shell'), workplace.session('python')
+    shell.run('echo 1 > /logs/verifier/reward.txt')
+    python.run('import threading, time')
+    python.run(
+      '[threading.Thread(target=time.sleep, args=(9,)).start() '
+      'for _ in range(20)]'
+    )
+    python.run('open("tests/a.py", "a").write("#")')
+    found = workplace.hand_in(Rule('solution.py'))
+    with pytest.raises(InfraError, match='closed'):
+      workplace.call(Call(argv=['true']))
+  assert [mark.split(':')[0] for mark in found.tamper] == [
+    'tests',
+    'reward file',
+  ]
+  assert set(found.files) == {'solution.py'}
 
 
 # ---- faults of ours --------------------------------------------------------

@@ -16,9 +16,9 @@ stdin: JSON with nonce, entry, function, input_s, and inputs as [id,
 arguments]. A reply is {"id", "value"} or {"id", "error"}; the id is null where
 the file could not be imported. The last reply may be {"id", "late"}: an input
 took longer than input_s. A candidate that does not let itself be interrupted
-is ended by the deadline of the call. Lines of the call's stderr that are JSON with the nonce are notes
-for the host: {"judge": what was reached for}. They can add a suspicion, never
-take one away.
+is ended by the deadline of the call. Lines of the call's stderr that are JSON
+with the nonce are notes for the host: {"judge": what was reached for}. They
+can add a suspicion, never take one away.
 """
 
 import importlib.util

@@ -42,6 +42,7 @@ class Reason(enum.Enum):
   UNREADABLE = 'unreadable'
   TOO_BIG = 'too_big'
   TOO_MANY = 'too_many_files'
+  BAD_ARCHIVE = 'bad_archive'
   # Of how its process ended.
   EXITED = 'exited'
   SIGNAL = 'signal'

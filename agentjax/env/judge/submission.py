@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import io
 import json
 from collections.abc import Mapping, Sequence
 
 from agentjax.env.judge import tamper
 from agentjax.env.judge.judgement import Judgement, Reason, failed
-from agentjax.env.sandbox import Call, CallResult, CallStatus, Sandbox
+from agentjax.env.sandbox import Call, CallResult, CallStatus, Sandbox, archive
 
 _TREE_S = 120.0
 _MAX_ENTRIES = 20_000
@@ -28,6 +29,7 @@ STATUS_REASONS = {
   CallStatus.PIDS: Reason.PIDS,
   CallStatus.OUTPUT_CAP: Reason.OUTPUT_CAP,
   CallStatus.DISK: Reason.DISK,
+  CallStatus.GONE: Reason.GONE,
 }
 
 
@@ -118,6 +120,28 @@ def take(
     gone = 'sandbox is gone' in why
     problem = failed(Reason.GONE if gone else Reason.UNREADABLE, why)
   return Submission({}, problem, marks, refused)
+
+
+def unpacked(submission: Submission, path: str, rule: Rule) -> Submission:
+  """`submission` with the members of the archive `path` in its place.
+
+  For tasks whose policy hands in an archive of its own making. One that holds
+  anything but regular files and folders below it is a FAIL, and tampering:
+  nobody makes such an archive by accident.
+  """
+  if submission.problem is not None:
+    return submission
+  source = io.BytesIO(submission.files[path])
+  try:
+    members = archive.read(source, rule.max_bytes, rule.max_files)
+  except archive.ArchiveError as error:
+    marks = (*submission.tamper, f'archive: {error}')
+    problem = failed(Reason.BAD_ARCHIVE, str(error))
+    return dataclasses.replace(
+      submission, files={}, problem=problem, tamper=marks
+    )
+  files = {m.path: m.data for m in members if m.data is not None}
+  return dataclasses.replace(submission, files=files)
 
 
 def read_tree(sandbox: Sandbox) -> tamper.Tree | Judgement:

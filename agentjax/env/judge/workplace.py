@@ -7,7 +7,7 @@ call ended; `hand_in` ends it. It knows neither tools nor tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentjax.env.base import InfraError
@@ -21,6 +21,8 @@ from agentjax.env.sandbox import (
   Fetched,
   Sandbox,
   SandboxSpec,
+  Session,
+  Snapshot,
 )
 
 
@@ -41,6 +43,7 @@ class Workplace:
     self._closed = False
     self._last: CallResult | None = None
     self._commands: list[str] = []
+    self._sessions: list[Session] = []
 
   @property
   def facts(self) -> Mapping[str, Any]:
@@ -50,9 +53,13 @@ class Workplace:
   def call(self, call: Call) -> CallResult:
     """See `Sandbox`."""
     said = call.code if call.argv is None else ' '.join(call.argv)
-    self._commands.append(said or '')
-    self._last = self._opened().call(call)
-    return self._last
+    return self._remember(said or '', self._opened().call(call))
+
+  def session(self, kind: str) -> Session:
+    """See `Sandbox`."""
+    session = _Remembered(self._opened().session(kind), self._remember)
+    self._sessions.append(session)
+    return session
 
   def put(self, files: Mapping[str, bytes], mode: int = 0o644) -> CallResult:
     """See `Sandbox`."""
@@ -61,6 +68,20 @@ class Workplace:
   def get(self, paths: Sequence[str], max_bytes: int = 8 << 20) -> Fetched:
     """See `Sandbox`."""
     return self._opened().get(paths, max_bytes)
+
+  def put_tar(self, data: bytes) -> CallResult:
+    """See `Sandbox`."""
+    return self._opened().put_tar(data)
+
+  def get_tar(
+    self, paths: Sequence[str], max_bytes: int = 8 << 20
+  ) -> tuple[bytes, Mapping[str, str]]:
+    """See `Sandbox`."""
+    return self._opened().get_tar(paths, max_bytes)
+
+  def snapshot(self, max_bytes: int | None = None) -> Snapshot:
+    """See `Sandbox`."""
+    return self._opened().snapshot(max_bytes)
 
   def hand_in(self, rule: Rule) -> Submission:
     """What the policy hands in; its sandbox is dead afterwards.
@@ -71,6 +92,8 @@ class Workplace:
     try:
       if self._sandbox is None:
         return Submission({}, failed(Reason.MISSING, 'no call was made'))
+      for session in self._sessions:
+        session.close()  # frozen, it would still take room from the look
       return take(
         self._sandbox,
         rule,
@@ -93,6 +116,11 @@ class Workplace:
   def __exit__(self, *exc) -> None:
     self.close()
 
+  def _remember(self, said: str, result: CallResult) -> CallResult:
+    self._commands.append(said)
+    self._last = result
+    return result
+
   def _opened(self) -> Sandbox:
     if self._closed:
       raise InfraError('the sandbox of this episode was closed')
@@ -104,3 +132,23 @@ class Workplace:
           f'the files of the task do not fit the sandbox: {put.stderr}'
         )
     return self._sandbox
+
+
+class _Remembered:
+  """A session whose calls are remembered."""
+
+  def __init__(
+    self, session: Session, remember: Callable[[str, CallResult], CallResult]
+  ):
+    self.kind = session.kind
+    self._session, self._remember = session, remember
+
+  @property
+  def alive(self) -> bool:
+    return self._session.alive
+
+  def run(self, text: str, timeout_s: float = 30.0) -> CallResult:
+    return self._remember(text, self._session.run(text, timeout_s))
+
+  def close(self) -> None:
+    self._session.close()
