@@ -129,6 +129,13 @@ def test_a_command_that_names_a_reward():
   assert reasons(GIVEN, tree(), commands=['ls /logs', 'print(reward)']) == ()
 
 
+def test_a_command_that_names_the_first_process():
+  (reason,) = reasons(GIVEN, tree(), commands=['echo x > /proc/1/fd/1'])
+  assert reason.startswith('judge: /proc/1/fd')
+  harmless = ['cat /proc/1/cgroup', 'ls /proc/12/fd', 'ls /proc/self/fd']
+  assert reasons(GIVEN, tree(), commands=harmless) == ()
+
+
 def test_a_tree_that_is_too_large():
   (reason,) = reasons(GIVEN, tree({'tests/test_a.py': None}, cut=True))
   assert reason.startswith('tree')

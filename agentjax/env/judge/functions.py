@@ -122,9 +122,9 @@ def _judge_batch(task, sandbox, inputs, expected) -> Judgement:
       timeout_s=task.timeout_s,
     )
   )
-  if result.status is CallStatus.TIMEOUT:
-    check_pace(sandbox)
   judgement = _read(task, result, ids, inputs, expected)
+  if judgement.reason is Reason.TIMEOUT:
+    check_pace(sandbox)
   return dataclasses.replace(judgement, tamper=_notes(result, nonce))
 
 
@@ -210,7 +210,7 @@ def _notes(result: CallResult, nonce: str) -> tuple[str, ...]:
     try:
       data = parse_strictly(line)
       if data['nonce'] == nonce:
-        found.append(f'judge: {data["judge"]}'[:200])
+        found.append(str(data['found'])[:200])
     except (ValueError, KeyError, TypeError):
       continue
   if result.status is CallStatus.SIGNAL:

@@ -20,6 +20,7 @@ from agentjax.env.sandbox import Call, Sandbox, SandboxSpec
 ATTEMPTS = 3
 PACE_S = 2.0
 _PACE_TIMEOUT_S = 30.0
+_MAX_OUTPUT = 8 << 20
 # Opens a sandbox that nothing has run in.
 Opener = Callable[[], Sandbox]
 # (fresh sandbox, what was handed in) -> verdict
@@ -29,11 +30,15 @@ Judge = Callable[[Sandbox, Mapping[str, bytes]], Judgement]
 def judge_spec(spec: SandboxSpec | None = None) -> SandboxSpec:
   """`spec` with what suits judging: floods end early, the host waits longer.
 
-  The host's patience is no matter of time for the policy, whose own deadline
-  is kept inside: it keeps a busy machine from being taken for a broken one.
+  Of an answer that is no flood nothing is left out. The host's patience is no
+  matter of time for the policy, whose own deadline is kept inside: it keeps a
+  busy machine from being taken for a broken one.
   """
   return dataclasses.replace(
-    spec or SandboxSpec(), output_kill=8 << 20, grace_s=60.0
+    spec or SandboxSpec(),
+    output_cap=_MAX_OUTPUT,
+    output_kill=_MAX_OUTPUT,
+    grace_s=60.0,
   )
 
 
