@@ -1,12 +1,9 @@
-"""Builds the images of the sandboxes without a registry.
+"""Builds the image of the Python tool without a registry.
 
-    python sandbox/build.py [--rebuild] [IMAGE ...]
-
-One for the Python tool and for judges of functions and programs, one with
-pytest for judges of repositories.
+    python sandbox/build.py [--rebuild]
 
 Debian packages are put together by mmdebstrap and given to `docker import`.
-Where an image exists nothing is done (a fraction of a second); a build takes
+Where the image exists nothing is done (a fraction of a second); a build takes
 half a minute and a Debian mirror. Hosts that reach a registry may use
 `sandbox/images/Dockerfile` instead. Needs: docker, mmdebstrap, and root.
 """
@@ -22,8 +19,7 @@ import tempfile
 
 IMAGE = 'agentjax-python:latest'
 SUITE = 'bookworm'
-TEST_IMAGE = 'agentjax-pytest:latest'
-PACKAGES = {IMAGE: ('python3',), TEST_IMAGE: ('python3', 'python3-pytest')}
+PACKAGES = ('python3',)
 _LEFT_OUT = ('man', 'doc', 'locale', 'info')
 
 
@@ -48,7 +44,7 @@ def build(image: str) -> None:
         'mmdebstrap',
         '--quiet',
         '--variant=essential',
-        f'--include={",".join(PACKAGES[image])}',
+        f'--include={",".join(PACKAGES)}',
         '--components=main',
         '--aptopt=Acquire::Languages "none"',
         *(f'--dpkgopt=path-exclude=/usr/share/{n}/*' for n in _LEFT_OUT),
@@ -71,16 +67,12 @@ def build(image: str) -> None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--rebuild', action='store_true')
-  parser.add_argument('images', nargs='*', metavar='IMAGE')
   arguments = parser.parse_args()
-  for image in arguments.images or PACKAGES:
-    if image not in PACKAGES:
-      parser.error(f'no image {image}: choose of {", ".join(PACKAGES)}')
-    if exists(image) and not arguments.rebuild:
-      print(f'{image} is there')
-      continue
-    build(image)
-    print(f'{image} built')
+  if exists(IMAGE) and not arguments.rebuild:
+    print(f'{IMAGE} is there')
+    return
+  build(IMAGE)
+  print(f'{IMAGE} built')
 
 
 def _run(command: list[str]) -> None:

@@ -86,7 +86,6 @@ PARTS = {
 # The arrows between siblings: the run evaluates, starts cold, and ends with
 # pages to read.
 ARROWS = {
-  'agentjax.audit': {'agentjax.exploits'},
   'agentjax.records': {'agentjax.types'},
   'agentjax.learner': {
     'agentjax.forward',
