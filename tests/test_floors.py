@@ -57,6 +57,7 @@ FLOORS = {
   'agentjax.sft': 3,
   'agentjax.viewer': 3,
   'agentjax.audit': 3,
+  'agentjax.exploits': 3,
   'experiments': 4,
   'configs': 4,
   'colab': 4,

@@ -16,10 +16,10 @@ SPEC = SandboxSpec(
 )
 
 
-def backend_or_skip(name: str) -> str:
-  """`name`, if it can run here."""
+def backend_or_skip(name: str, spec: SandboxSpec = SPEC) -> str:
+  """`name`, if it can run here what `spec` asks for."""
   try:
-    choose_backend(SPEC, name)
+    choose_backend(spec, name)
     reason = ''
   except InfraError as error:
     reason = str(error)
