@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from agentjax.audit import play, policies
-from agentjax.audit.rows import GOLD, OK, Row, row, table
+from agentjax.audit.rows import GOLD, HEAD, OK, Row, line, row, table
 from agentjax.env.base import EnvironmentFactory
 from agentjax.env.demonstrate import Expert
 from agentjax.rollout.episode import Limits
@@ -34,7 +34,15 @@ from agentjax.text.chat import Chat
 from agentjax.text.vocab import byte_vocab
 from agentjax.types import Task
 
-__all__ = ['Subject', 'audit', 'check', 'null_baseline', 'subject', 'table']
+__all__ = [
+  'Subject',
+  'audit',
+  'check',
+  'null_baseline',
+  'show',
+  'subject',
+  'table',
+]
 
 # Of a chat in which each byte is a token.
 BYTE_LIMITS = Limits(
@@ -144,6 +152,28 @@ def audit(
   yield row(GOLD, 'turns', golden, stated, null['turns'])
   made = _played(subject, ways['tokens'], policies.gold, answers, **options)
   yield row(GOLD, 'tokens', made, stated, null['tokens'])
+
+
+def show(subject: Subject, *, seed: int = 0, threads: int = 1) -> bool:
+  """Prints the table as it is played; True if every verdict is ok.
+
+  Raises:
+    InfraError: the environment cannot be made here.
+  """
+  subject.make_environment().close()
+  print(f'{subject.name}: {len(subject.tasks)} tasks, seed {seed}')
+  print(HEAD, flush=True)
+  good, failure = True, None
+  for made in audit(subject, seed=seed, threads=threads):
+    print(line(made), flush=True)
+    good = good and made.verdict == OK
+    if made.error and failure is None:
+      failure = f'{made.policy}, by {made.way}:\n{made.error}'
+  if failure:
+    print(f'\nthe first failure, of {failure}')
+  if subject.expert is None:
+    print('no expert, so no gold policy and none that needs its answers')
+  return good
 
 
 def check(

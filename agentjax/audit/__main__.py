@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 import agentjax.env
 from agentjax import audit
-from agentjax.audit import rows
 from agentjax.env.base import InfraError
 
 
@@ -71,19 +70,7 @@ def run(module: types.ModuleType, n: int, seed: int, threads: int) -> bool:
     subject = audit.subject(module, n=n, seed=seed)
   except (TypeError, ValueError) as error:
     raise UsageError(f'{module.__name__}: {error}') from error
-  subject.make_environment().close()
-  print(f'{subject.name}: {len(subject.tasks)} tasks, seed {seed}')
-  print(rows.HEAD, flush=True)
-  good, errors = True, []
-  for row in audit.audit(subject, seed=seed, threads=threads):
-    print(rows.line(row), flush=True)
-    good = good and row.verdict == rows.OK
-    errors += [f'{row.policy}, by {row.way}:\n{row.error}'] * bool(row.error)
-  for error in errors[:1]:
-    print(f'\nthe first failure, {error}')
-  if subject.expert is None:
-    print('no expert, so no gold policy and none that needs its answers')
-  return good
+  return audit.show(subject, seed=seed, threads=threads)
 
 
 def parser() -> argparse.ArgumentParser:
