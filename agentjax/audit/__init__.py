@@ -39,6 +39,7 @@ __all__ = [
   'audit',
   'check',
   'null_baseline',
+  'null_totals',
   'show',
   'subject',
   'table',
@@ -198,7 +199,7 @@ def null_baseline(
   *,
   n: int = 32,
   threads: int = 8,
-  seconds: float = 600.0,
+  seconds: float = 60.0,
 ) -> Row:
   """What a policy earns that says nothing, on `n` of the tasks.
 
@@ -212,6 +213,38 @@ def null_baseline(
     of, way, policies.null, [], seed=0, threads=threads, seconds=seconds
   )
   return row('null', 'tokens', made, float('inf'))
+
+
+def null_totals(
+  tasks: Sequence[Task],
+  make_environment: EnvironmentFactory,
+  chat: Chat,
+  limits: Limits,
+  threads: int,
+  seconds: float,
+) -> dict[str, float]:
+  """Prints the null baseline of a run; returns it as its summary has it.
+
+  What fails in it is said and counted, and ends nothing: a run has guards of
+  its own. Where nothing was scored there is no reward in what it returns.
+  """
+  made = null_baseline(
+    tasks, make_environment, chat, limits,
+    threads=threads, seconds=min(seconds, 60.0),
+  )  # fmt: skip
+  scored = made.n - made.failed
+  print(
+    f'null policy: reward {made.reward:.3f} '
+    f'[{made.low:.3f}, {made.high:.3f}], success {made.success:.3f}, of '
+    f'{scored} episodes that say nothing'
+  )
+  if made.failed:
+    last = (made.error or 'no reward').strip().splitlines()[-1]
+    print(f'null policy: {made.failed} of {made.n} episodes failed: {last}')
+  found = {'null_episodes': scored}
+  if scored:
+    found |= {'null_reward': made.reward, 'null_success': made.success}
+  return found
 
 
 def _played(

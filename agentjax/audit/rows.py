@@ -27,7 +27,7 @@ class Row:
   """A policy and a way of playing it.
 
   Attributes:
-    n: episodes; those whose reward counts are the ones in the rest.
+    n: episodes. failed: those without a reward; the rest is of the others.
     reward: mean; low, high: 95 % interval. success: share.
     stated: baseline. statuses: how many ended how.
     verdict: 'ok', or what is wrong. error: the first traceback.
@@ -36,6 +36,7 @@ class Row:
   policy: str
   way: str
   n: int
+  failed: int
   reward: float
   low: float
   high: float
@@ -77,7 +78,7 @@ def row(
     verdict = 'NOT ABOVE NULL'
   counts = collections.Counter(p.status.value for p in played)
   return Row(
-    policy, way, len(played), mean, low, high,
+    policy, way, len(played), len(played) - len(rewards), mean, low, high,
     float(np.mean(successes)) if successes else 0.0, stated,
     dict(sorted(counts.items())), verdict, error,
   )  # fmt: skip
