@@ -90,8 +90,9 @@ def test_the_run_can_be_looked_at(done):
   workdir, summary, _ = done
   png = (workdir / 'learning_curve.png').read_bytes()
   assert png[:8] == b'\x89PNG\r\n\x1a\n' and len(png) > 10_000
-  pages = list((workdir / 'pages').rglob('*.html'))
+  pages = list((workdir / 'pages/step_00000008').rglob('*.html'))
   assert len(pages) == 12 + 1  # the last draw, and an index
+  assert 'Where to look first' in (workdir / 'pages/report.html').read_text()
   assert recorder.trajectory_steps(workdir) == [7, 8]
   rows = recorder.read_metrics(workdir)
   assert [r['step'] for r in rows] == list(range(1, 9))
@@ -310,7 +311,7 @@ class Growing:
     self.turns += 1
     if self.turns == 3:
       return Step(status=Status.DONE)
-    Growing.seen += 1
+    Growing.seen += bool(turn.text)  # silence, before step 1, says nothing
     return Step((Observation('7' * Growing.seen),))
 
 
