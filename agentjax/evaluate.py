@@ -19,6 +19,7 @@ import numpy as np
 
 from agentjax.records import task_to_json
 from agentjax.rollout.collect import collect
+from agentjax.tally import interval
 from agentjax.types import Group, Status, Task
 
 # Draws of evaluations; training draws count up from 0.
@@ -90,7 +91,7 @@ def score(groups: Sequence[Group]) -> Evaluation:
   pass_at = {}
   k = 1
   while k <= fewest:
-    pass_at[k] = _interval([pass_at_k(len(c), sum(c), k) for c in counted])
+    pass_at[k] = interval([pass_at_k(len(c), sum(c), k) for c in counted])
     k *= 2
   return Evaluation(
     pass_at,
@@ -128,29 +129,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
   1 - C(n - c, k) / C(n, k). Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
   """
   return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def _interval(per_task: Sequence[float]) -> tuple[float, float, float]:
-  """Mean over tasks and a 95 % interval that respects tasks as the unit.
-
-  Wilson's interval with the design effect of clustering: the effective number
-  of trials is what gives the observed variance of the mean.
-  """
-  x = np.asarray(per_task, np.float64)
-  mean, n = float(x.mean()), len(x)
-  spread = float(x.var(ddof=1)) if n > 1 else mean * (1 - mean)
-  trials = n
-  if 0 < mean < 1 and spread > 0:
-    trials = n * mean * (1 - mean) / spread
-  low, high = wilson(mean, trials)
-  return mean, low, high
-
-
-def wilson(p: float, n: float, z: float = 1.959964) -> tuple[float, float]:
-  """Wilson's score interval of a proportion. Source: Wilson 1927."""
-  centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-  half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-  return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def failure_rate(groups: Sequence[Group]) -> float:

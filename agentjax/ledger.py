@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from agentjax import plots, recorder, storage, viewer, workdir
+from agentjax import plots, recorder, report, storage, viewer, workdir
 
 
 def begin(
@@ -87,7 +87,7 @@ def end(
   pages: bool,
   method: Callable[..., Any],
 ) -> None:
-  """Writes summary.json, pages of the last recorded step, and the curve.
+  """Writes summary.json, pages of the last recorded step, report and curve.
 
   `method` estimates the advantages; the curve is labelled with its name.
   """
@@ -97,6 +97,9 @@ def end(
   if pages and recorded:
     _made_if_possible(
       'the pages', lambda: viewer.write_pages(where, recorded[-1])
+    )
+    _made_if_possible(
+      'the report', lambda: report.write(where, report.report(where))
     )
   _made_if_possible(
     'the learning curve',

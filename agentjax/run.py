@@ -19,6 +19,7 @@ import numpy as np
 from etils import epath
 
 from agentjax import (
+  audit,
   compiles,
   credit,
   guards,
@@ -123,6 +124,13 @@ class Run:
     if self.summary is None:
       self._warm_up()
     self.progress.begin()
+
+  def measure_null(self) -> None:
+    """Prints what silence earns; once a run, of which it changes nothing."""
+    o = self.o
+    if 'null_reward' not in self.totals:
+      of = (o.tasks, o.make_environment, o.chat, o.limits)
+      self.totals |= audit.null_totals(*of, o.tool_threads, o.tool_seconds)
 
   def _find(self, step: int | None) -> None:
     """Takes up what stands in the workdir, up to `step` where it goes on."""

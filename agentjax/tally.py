@@ -5,6 +5,7 @@ Floor 2. Pure functions of records; they know no engine and no run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,3 +64,26 @@ def expected_prefill(groups: Sequence[Group]) -> int:
       )
     total += sum(pasts.values())
   return total
+
+
+def interval(per_task: Sequence[float]) -> tuple[float, float, float]:
+  """Mean over tasks and a 95 % interval that respects tasks as the unit.
+
+  Wilson's interval with the design effect of clustering: the effective number
+  of trials is what gives the observed variance of the mean.
+  """
+  x = np.asarray(per_task, np.float64)
+  mean, n = float(x.mean()), len(x)
+  spread = float(x.var(ddof=1)) if n > 1 else mean * (1 - mean)
+  trials = n
+  if 0 < mean < 1 and spread > 0:
+    trials = n * mean * (1 - mean) / spread
+  low, high = wilson(mean, trials)
+  return mean, low, high
+
+
+def wilson(p: float, n: float, z: float = 1.959964) -> tuple[float, float]:
+  """Wilson's score interval of a proportion. Source: Wilson 1927."""
+  centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+  half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+  return max(0.0, centre - half), min(1.0, centre + half)

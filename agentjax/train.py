@@ -1,10 +1,11 @@
 """The training run: draw, collect, credit, pack, update, load, save, record.
 
 Floor 3. `train` tells the whole story of a run; everything that it joins is
-given to it. A run is steps 1 .. cold start, an evaluation, steps .. of
-reinforcement, an evaluation. Killed at any moment and started again with the
-same workdir, it goes on from its newest checkpoint as if nothing had happened
-(design promise 7): the metrics of a step, clocks aside, are the same.
+given to it. A run is what silence earns, steps 1 .. cold start, an evaluation,
+steps .. of reinforcement, an evaluation. Killed at any moment and started
+again with the same workdir, it goes on from its newest checkpoint as if nothing
+had happened (design promise 7): the metrics of a step, clocks aside, are the
+same.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def train(
       run.start()
       if run.summary is not None:
         return run.summarize()
+      run.measure_null()
       if training.evaluation.untrained and run.step == 0:
         run.evaluate('untrained')
       for step in range(run.step + 1, run.cold_steps + 1):

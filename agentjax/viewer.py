@@ -12,7 +12,7 @@ import argparse
 import html
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from etils import epath
@@ -121,20 +121,25 @@ def page(
     start = end
   title = f'{trajectory.task.id}: {trajectory.status.value}'
   body = _header(trajectory) + _legend(advantages) + ''.join(parts)
-  return _document(title, body + _details(trajectory))
+  return document(title, body + _details(trajectory))
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str) -> str:
+  """A whole page in the viewer's style; `body` is HTML."""
   return (
-    f'{_HEAD}<title>{_show(title)}</title><style>{_STYLE}</style></head>\n'
+    f'{_HEAD}<title>{escaped(title)}</title><style>{_STYLE}</style></head>\n'
     f'<body>{body}</body></html>\n'
   )
 
 
-def _show(text: object) -> str:
-  """Text for an element or a double-quoted attribute; nothing is invisible."""
-  visible = _INVISIBLE.sub(lambda m: f'\\u{ord(m.group()):04x}', str(text))
-  return html.escape(visible, quote=True)
+def shown(text: object) -> str:
+  """Text in which nothing is invisible, reorders, or moves a cursor."""
+  return _INVISIBLE.sub(lambda m: f'\\u{ord(m.group()):04x}', str(text))
+
+
+def escaped(text: object) -> str:
+  """`shown` for an element or a double-quoted attribute."""
+  return html.escape(shown(text), quote=True)
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -161,7 +166,7 @@ def _caption(
       said.append(f'policy version {" and ".join(map(str, versions))}')
     if turn < len(trajectory.turn_rewards):
       said.append(f'turn reward {_number(trajectory.turn_rewards[turn])}')
-  return _show(' · '.join(said))
+  return escaped(' · '.join(said))
 
 
 def _tokens(
@@ -184,8 +189,8 @@ def _tokens(
       advantage = float(advantages[i])
       facts.append(f'advantage {_number(advantage, 4)}')
       style += ' up' if advantage > 0 else ' down' if advantage < 0 else ''
-    shown = _show(piece).replace('\n', '<span class="dim">↵</span>\n')
-    tip = _show(f'{piece!r}\n{" · ".join(facts)}').replace('\n', '&#10;')
+    shown = escaped(piece).replace('\n', '<span class="dim">↵</span>\n')
+    tip = escaped(f'{piece!r}\n{" · ".join(facts)}').replace('\n', '&#10;')
     out.append(f'<i class="{style}" data-t="{tip}">{shown or "∅"}</i>')
   return ''.join(out)
 
@@ -193,13 +198,13 @@ def _tokens(
 def _header(trajectory: types.Trajectory) -> str:
   reward = trajectory.reward
   rows = [
-    ('task', _show(trajectory.task.id)),
-    ('status', _show(trajectory.status.value)),
+    ('task', escaped(trajectory.task.id)),
+    ('status', escaped(trajectory.status.value)),
     ('reward', _reward(reward)),
   ]
   if reward is not None and reward.parts:
     parts = ', '.join(f'{k} {_number(v)}' for k, v in reward.parts.items())
-    rows.append(('reward parts', _show(parts)))
+    rows.append(('reward parts', escaped(parts)))
   turns = len(trajectory.turns)
   rows += [
     ('turns', str(turns)),
@@ -213,9 +218,9 @@ def _header(trajectory: types.Trajectory) -> str:
     ),
   ]
   if trajectory.parent_id is not None:
-    rows.append(('forked from', _show(trajectory.parent_id)))
+    rows.append(('forked from', escaped(trajectory.parent_id)))
   items = ''.join(f'<dt>{k}</dt><dd>{v}</dd>' for k, v in rows)
-  return f'<h1>{_show(trajectory.id)}</h1><dl>{items}</dl>'
+  return f'<h1>{escaped(trajectory.id)}</h1><dl>{items}</dl>'
 
 
 def _reward(reward: types.Reward | None) -> str:
@@ -249,7 +254,7 @@ def _details(trajectory: types.Trajectory) -> str:
     opened = ' open' if name == 'error' else ''
     out.append(
       f'<section><details{opened}><summary>{name}</summary>'
-      f'<pre>{_show(text)}</pre></details></section>'
+      f'<pre>{escaped(text)}</pre></details></section>'
     )
   return ''.join(out)
 
@@ -258,31 +263,43 @@ def _index(step: int, trajectories: Sequence[types.Trajectory]) -> str:
   rows = []
   for i, t in enumerate(trajectories):
     rows.append(
-      f'<tr><td><a href="{_page_name(i)}">{_show(t.task.id)}</a></td>'
+      f'<tr><td><a href="{page_name(i)}">{escaped(t.task.id)}</a></td>'
       f'<td>{t.draw}</td><td>{t.sample}</td>'
-      f'<td>{t.branch}</td><td>{_show(t.status.value)}</td>'
+      f'<td>{t.branch}</td><td>{escaped(t.status.value)}</td>'
       f'<td>{_reward(t.reward)}</td><td>{len(t.turns)}</td>'
       f'<td>{t.model_tokens}</td></tr>'
     )
   names = ('draw', 'sample', 'branch', 'status', 'reward', 'turns')
   head = ''.join(f'<th>{n}</th>' for n in ('task', *names, 'model tokens'))
-  return _document(
+  return document(
     f'step {step}',
     f'<h1>Trajectories of step {step}</h1>'
     f'<table><tr>{head}</tr>{"".join(rows)}</table>',
   )
 
 
-def _page_name(i: int) -> str:
-  return f'{i:04d}.html'
+def folder_name(step: int) -> str:
+  """Where the pages of a step are, in <workdir>/pages."""
+  return f'step_{step:08d}'
+
+
+def page_name(place: int) -> str:
+  """The page of a step's trajectory, by its place in the record."""
+  return f'{place:04d}.html'
 
 
 def write_pages(
-  workdir: epath.PathLike, step: int, out: epath.PathLike | None = None
+  workdir: epath.PathLike,
+  step: int,
+  out: epath.PathLike | None = None,
+  only: Collection[int] | None = None,
 ) -> epath.Path:
   """Writes an index and a page for each trajectory of a step.
 
-  `out` is the directory to write to: <workdir>/pages/step_<step> if None.
+  Args:
+    out: the directory to write to: <workdir>/pages/step_<step> if None.
+    only: places in the record; then no other page is written, and no index.
+
   Returns the path of the index.
 
   Raises:
@@ -291,14 +308,17 @@ def write_pages(
   groups, advantages = recorder.read_trajectories(workdir, step)
   texts = recorder.read_vocabulary(workdir)
   if out is None:
-    out = epath.Path(workdir) / 'pages' / f'step_{step:08d}'
+    out = epath.Path(workdir) / 'pages' / folder_name(step)
   out = epath.Path(out)
   trajectories = [t for g in groups for t in g.trajectories]
   for i, trajectory in enumerate(trajectories):
+    if only is not None and i not in only:
+      continue
     pieces = None if texts is None else _pieces(trajectory, texts)
     document = page(trajectory, pieces, advantages.get(trajectory.id))
-    storage.write_text(out / _page_name(i), document)
-  storage.write_text(out / 'index.html', _index(step, trajectories))
+    storage.write_text(out / page_name(i), document)
+  if only is None:
+    storage.write_text(out / 'index.html', _index(step, trajectories))
   return out / 'index.html'
 
 

@@ -14,10 +14,10 @@ from agentjax.evaluate import (
   pass_at_k,
   rows,
   score,
-  wilson,
 )
 from agentjax.rollout.episode import Limits
 from agentjax.rollout.sampling import Sampling
+from agentjax.tally import wilson
 from agentjax.types import Group, Status
 
 

@@ -58,6 +58,7 @@ FLOORS = {
   'agentjax.viewer': 3,
   'agentjax.audit': 3,
   'agentjax.exploits': 3,
+  'agentjax.report': 3,
   'experiments': 4,
   'configs': 4,
   'colab': 4,
@@ -100,8 +101,10 @@ ARROWS = {
   'agentjax.placing': {'agentjax.update'},
   'agentjax.train': {'agentjax.run', 'agentjax.training'},
   'agentjax.anchor': {'agentjax.training'},
+  'agentjax.audit': {'agentjax.exploits'},
   'agentjax.run': {
     'agentjax.anchor',
+    'agentjax.audit',
     'agentjax.credit',
     'agentjax.evaluate',
     'agentjax.guards',
@@ -109,7 +112,8 @@ ARROWS = {
     'agentjax.sft',
     'agentjax.training',
   },
-  'agentjax.ledger': {'agentjax.viewer'},
+  'agentjax.ledger': {'agentjax.report', 'agentjax.viewer'},
+  'agentjax.report': {'agentjax.viewer'},
   'agentjax.credit': {'agentjax.gold', 'agentjax.training'},
   'agentjax.guards': {
     'agentjax.credit',

@@ -72,12 +72,27 @@ def test_the_figures_are_printed_last(done):
   ]
 
 
+def test_what_silence_earns_is_printed_before_step_1_and_kept(done, capsys):
+  workdir, summary, out = done
+  lines = out.splitlines()
+  (at,) = [i for i, line in enumerate(lines) if line.startswith('null policy')]
+  assert lines[at].endswith(', of 16 episodes that say nothing')
+  assert lines[at - 1].startswith('engine: ')
+  # Graded pays by what was said: of nothing it says so.
+  assert summary['null_episodes'] == 16
+  assert summary['null_reward'] == summary['null_success'] == 0.0
+  longer = train(workdir, tiny_run.training(*SHORT, 'steps=2'))
+  assert longer == summary
+  assert 'null policy' not in capsys.readouterr().out
+
+
 def test_the_run_can_be_looked_at(done):
   workdir, summary, _ = done
   png = (workdir / 'learning_curve.png').read_bytes()
   assert png[:8] == b'\x89PNG\r\n\x1a\n' and len(png) > 10_000
-  pages = list((workdir / 'pages').rglob('*.html'))
+  pages = list((workdir / 'pages/step_00000008').rglob('*.html'))
   assert len(pages) == 12 + 1  # the last draw, and an index
+  assert 'Where to look first' in (workdir / 'pages/report.html').read_text()
   assert recorder.trajectory_steps(workdir) == [7, 8]
   rows = recorder.read_metrics(workdir)
   assert [r['step'] for r in rows] == list(range(1, 9))
@@ -296,7 +311,7 @@ class Growing:
     self.turns += 1
     if self.turns == 3:
       return Step(status=Status.DONE)
-    Growing.seen += 1
+    Growing.seen += bool(turn.text)  # silence, before step 1, says nothing
     return Step((Observation('7' * Growing.seen),))
 
 
@@ -368,9 +383,13 @@ def test_failures_of_infrastructure_stop_a_run_and_teach_nothing(
   said = str(error.value)
   assert said.startswith('100% of the trajectories failed by infrastructure')
   assert 'max_failure_rate 20%' in said and 'the fake engine is gone' in said
+  out = capsys.readouterr().out
+  assert 'null policy: 16 of 16 episodes failed: ' in out
+  assert 'the fake engine is gone' in out
   assert [r['step'] for r in recorder.read_metrics(tmp_path)][-1] == 6
-  # The same workdir goes on once it is repaired.
-  assert train(tmp_path, base)['steps'] == 8
+  # The same workdir goes on once it is repaired, and measures what it lacks.
+  summary = train(tmp_path, base)
+  assert summary['steps'] == 8 and summary['null_episodes'] == 16
 
 
 class Sometimes(tiny_run.Graded):

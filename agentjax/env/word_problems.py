@@ -32,6 +32,8 @@ FLAWS = (
   'syntax_error',
   'slip_in_answer',
 )
+# What policies without a model are owed at most (`agentjax.audit`).
+BASELINES = {'random': 0.01, 'constant': 0.01}
 # What a wrong operator is chosen from.
 _OPERATORS = ('+', '-', '*')
 

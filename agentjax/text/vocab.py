@@ -126,6 +126,21 @@ def _read(path: str | os.PathLike) -> bytes:
     ) from e
 
 
+# ---- bytes ----------------------------------------------------------------
+
+
+def byte_vocab(
+  special: Sequence[str] = ('<|endoftext|>', '<|im_start|>', '<|im_end|>'),
+) -> Vocab:
+  """An id for each byte and, behind them, the special tokens: no file needed.
+
+  The first of `special` ends a text.
+  """
+  table = [bytes([i]) for i in range(256)] + [b''] * len(special)
+  names = {name: 256 + i for i, name in enumerate(special)}
+  return _Vocab(lambda text: list(text.encode()), table, names, (256,), None)
+
+
 # ---- SentencePiece --------------------------------------------------------
 
 # Types of a piece, in SentencePiece models and in GGUF files alike.

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from agentjax import audit
 from agentjax.env import arithmetic
 from agentjax.env.demonstrate import Act, demonstrate
 from agentjax.types import Status
@@ -192,3 +193,13 @@ def test_results_stay_within_bounds():
     assert 10 <= task.verify['answer'] <= 9999
   with pytest.raises(ValueError, match='results of 0 to 5 in split'):
     arithmetic.tasks('test', 10, calls=2, most=5)
+
+
+@pytest.mark.parametrize('calls', [1, 2])
+def test_policies_without_a_model_earn_what_they_are_owed(calls):
+  tasks = [
+    task
+    for split in arithmetic.SPLITS
+    for task in arithmetic.tasks(split, 100, calls=calls)
+  ]
+  audit.check(arithmetic, tasks=tasks)

@@ -2,12 +2,14 @@
 
 import collections
 import dataclasses
+import functools
 import re
 
 import numpy as np
 import pytest
 from sandboxes import SPEC, backend_or_skip
 
+from agentjax import audit
 from agentjax.env import word_problems
 from agentjax.env.base import InfraError
 from agentjax.env.demonstrate import demonstrate
@@ -179,3 +181,15 @@ def test_default_backend_runs():
     word_problems.environment(), task, word_problems.expert(rng, task)
   )
   assert done.reward.success
+
+
+def test_policies_without_a_model_earn_what_they_are_owed(shared):
+  make = functools.partial(word_problems.environment, sandbox=shared)
+  audit.check(word_problems, n=32, make_environment=make)
+
+
+def test_policies_without_a_model_in_sandboxes_of_their_own(backend):
+  make = functools.partial(
+    word_problems.environment, spec=SPEC, backend=backend
+  )
+  audit.check(word_problems, n=2, make_environment=make)
