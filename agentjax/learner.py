@@ -69,8 +69,8 @@ class Learner:
       the ids that the sampler kept, the reference's too; entropy and the exact
       KL stay those of the whole distribution. 0 is off.
     trees: rows may hold trees (`rl.tree_rows`): what trajectories share
-      stands there once. For losses of tokens: one of trajectories or turns
-      takes a tree for one of them.
+      stands there once. For losses of tokens: one of
+      trajectories or turns takes a tree for one of them.
     mesh: None for one device.
   """
 
@@ -309,7 +309,8 @@ class Learner:
 
     Returns:
       The new state, and metrics: the loss as it was minimised, all others
-      averaged over all loss-carrying tokens.
+      averaged over all loss-carrying tokens. What leaves of a tree share is one
+      token there, and in the loss what its weight says.
     """
     kl_coef = self.kl_coef if kl_coef is None else kl_coef
     check_numbers(kl_coef=kl_coef)

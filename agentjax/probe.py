@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentjax.learner import Learner
-from agentjax.rl import correction, draw_from
+from agentjax.rl import correction, draw_from, kl
 from agentjax.rl.aggregation import over_trajectories
 from agentjax.rl.draw import Draw, Estimator, Tree
 from agentjax.rl.losses import PolicyLoss, Tokens
@@ -54,6 +54,15 @@ def sees_tokens(advantages: Estimator, known: dict[str, Any]) -> bool:
   return any(not np.allclose(a, b) for a, b in pairs)
 
 
+def sees_values(advantages: Estimator, known: dict[str, Any]) -> bool:
+  """Whether a critic's values, which are among `known`, change anything."""
+  some = [[0, 0.4, 0.1, 0.9], [0.3, 0, 0.7, 0.2], [1, 0, 0, 0.5]]
+  found = [
+    advantages(_group(known | {'values': values})) for values in (0.0, some)
+  ]
+  return any(not np.allclose(a, b) for a, b in zip(*found, strict=True))
+
+
 def at_ends_alone(value_targets: Estimator, known: dict[str, Any]) -> bool:
   """Whether these are targets for the last tokens of turns, and 0 elsewhere."""
   targets = np.array(value_targets(_group(known)))
@@ -67,7 +76,9 @@ def _group(known: dict[str, Any], **more: Any) -> Draw:
     'values': (3, 4), 'turn_values': (3, 2), 'answer_probs': (3, 2),
     'baselines_N': (3,),
   }  # fmt: skip
-  fields = {k: np.full(per[k], float(x)) for k, x in known.items()}
+  fields = {
+    k: np.broadcast_to(np.asarray(x, float), per[k]) for k, x in known.items()
+  }
   return draw_from.arrays(
     np.ones((3, 4)),
     rewards_B=[1.0, 2.0, 4.0],
@@ -125,13 +136,34 @@ def controlling(control: Callable, coef: float, n: int) -> None:
   Raises:
     ValueError: it is not finite, or below 0.
   """
-  for kl in (0.0, 1e6):
-    found = float(control(coef, kl, n=n))
+  for x in (0.0, 1e6):
+    found = float(control(coef, x, n=n))
     if not 0 <= found < np.inf:
       raise ValueError(
-        f'makes {found} of {coef} after {n} trajectories with a KL of {kl:g}: '
+        f'makes {found} of {coef} after {n} trajectories with a KL of {x:g}: '
         'give one that stays finite and 0 or more, such as with a longer '
         'horizon'
+      )
+
+
+def holding(learner: Learner) -> None:
+  """Looks at what the KL's gradient in the loss is a gradient of.
+
+  Raises:
+    ValueError: of nothing: the value is biased, and goes on as if it were not.
+  """
+  value, gradient = (
+    bare(f) for f in (learner.objective.kl_value, learner.objective.kl_gradient)
+  )
+  for biased, own in (
+    (kl.k2, kl.k2_gradient),
+    (kl.absolute, kl.naive_gradient),
+  ):
+    if value is biased and gradient is kl.ratio_gradient and learner.kl_coef:
+      raise ValueError(
+        'rl.kl.ratio_gradient, which is the default, is for unbiased values, '
+        f'and {value.__name__} is none: set learner.kl_gradient to '
+        f'agentjax.rl.kl.{own.__name__}'
       )
 
 
@@ -170,7 +202,12 @@ def rejecting(learner: Learner) -> None:
 
 def corrects(learner: Learner) -> bool:
   """Whether it asks how far the proximal policy is from who sampled."""
-  loss = learner.objective.loss
-  while isinstance(loss, functools.partial):
-    loss = loss.func
+  loss = bare(learner.objective.loss)
   return bool(learner.reject) or loss is correction.decoupled
+
+
+def bare(function: Callable) -> Callable:
+  """The function that options were bound to."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  return function

@@ -39,18 +39,20 @@ from agentjax.recorder import Recorder
 from agentjax.rl.batch import Batch
 from agentjax.rollout import branches
 from agentjax.rollout.collect import CollectStats
+from agentjax.rollout.engine import Engine
 from agentjax.sft import batches
-from agentjax.training import Training, parts
+from agentjax.training import Training
 from agentjax.types import Group
 
 
 class Run:
-  """The state of a run, and its steps."""
+  """The state of a run, and its steps; `made` is of `training.parts`."""
 
   def __init__(
     self,
     workdir: epath.PathLike,
     training: Training,
+    made: tuple[Engine, Learner, Learner],
     config: Mapping[str, Any] | None = None,
   ):
     self.workdir, self._config = epath.Path(workdir), config
@@ -58,7 +60,7 @@ class Run:
     self.began = time.monotonic()
     model = o.policy.config
     self.cold_steps = o.cold_start.steps if o.cold_start else 0
-    self.engine, self.learner, self.teacher = parts(o)
+    self.engine, self.learner, self.teacher = made
     self.curriculum = Curriculum(o.tasks, o.seed)
     facts = {
       'cold_start.steps': self.cold_steps,

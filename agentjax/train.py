@@ -17,7 +17,7 @@ from etils import epath
 
 from agentjax import storage
 from agentjax.run import Run
-from agentjax.training import Training
+from agentjax.training import Training, parts
 from agentjax.workdir import WorkdirLock
 
 
@@ -46,9 +46,10 @@ def train(
     ConfigError: parts that do not go together.
     KeyboardInterrupt: of a person; it says where the run stopped.
   """
+  made = parts(training)  # what they refuse leaves nothing in the workdir
   with WorkdirLock(workdir):
     storage.remove_leftovers(workdir)
-    run = Run(workdir, training, config)
+    run = Run(workdir, training, made, config)
     try:
       run.start()
       if run.summary is not None:

@@ -236,9 +236,12 @@ class Training:
     except ValueError as error:
       raise ConfigError(f'advantages: {error}') from error
     if self.group_size == 1 and self.steps and not np.any(alone):
+      why = 'all would be 0'
+      if self.branch is not None:
+        why = 'one of a single turn has no branches, and would be alone'
       raise ConfigError(
         'group_size is 1, and these advantages compare the trajectories of a '
-        'group: all would be 0; give at least 2'
+        f'group: {why}; give at least 2'
       )
 
   def _check_reference(self) -> None:
@@ -322,6 +325,8 @@ def check_fit(training: Training, engine: Engine, learner: Learner) -> None:
       f'learner.kl_coef {learner.kl_coef} and reward_kl_coef '
       f'{training.reward_kl_coef}: the KL has one place, set one of them to 0'
     )
+  with _named('learner.kl_value'):
+    probe.holding(learner)
   if training.kl_control and not (learner.kl_coef or training.reward_kl_coef):
     raise ConfigError(
       'kl_control has no coefficient to control: give learner.kl_coef or '
@@ -383,6 +388,11 @@ def _check_credit(training: Training, learner: Learner) -> None:
     )
   if critic is None:
     return
+  if not probe.sees_values(training.advantages, known):
+    raise ConfigError(
+      'learner.critic predicts values that these advantages do not read: leave '
+      'it out, or give advantages that do, such as returns.gae'
+    )
   if ends and not critic.turn_ends:
     raise ConfigError(
       'value_targets are of the ends of turns, and 0 elsewhere would be '

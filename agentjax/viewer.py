@@ -342,9 +342,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   try:
     with storage.unusable_named(args.workdir, 'name the workdir of a run'):
       steps = recorder.trajectory_steps(args.workdir)
-    step = args.step
-    if step is None:
-      step = steps[-1] if steps else -1
+    if not steps:
+      raise FileNotFoundError(
+        f'no trajectories are recorded in {args.workdir}: name the workdir of '
+        'a run that has made a step of reinforcement'
+      )
+    step = steps[-1] if args.step is None else args.step
     if step not in steps:
       recorder.read_trajectories(args.workdir, step)  # says which there are
     out = args.out or args.workdir

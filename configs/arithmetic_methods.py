@@ -8,7 +8,8 @@ Expected: every method learns; on a task this easy they differ little.
 Measured: none of them at full length yet; a test has each take two steps.
 
 A method is what it changes in the quickstart's config. Each change can be made
-on the command line as well; here they stand side by side.
+on the command line as well (README, "An experiment is a config file"); here
+they stand side by side.
 """
 
 import ml_collections
@@ -256,7 +257,7 @@ METHODS = {
 
 def get_config(method: str = 'grpo') -> ml_collections.ConfigDict:
   if method not in METHODS:
-    raise ValueError(f'no method {method!r}: choose of {sorted(METHODS)}')
+    raise ValueError(f'no method {method!r}: there are {", ".join(METHODS)}')
   config = quickstart.get_config().to_dict()
   for key, changed in METHODS[method]().items():
     *path, last = key.split('.')

@@ -25,7 +25,9 @@ Measured: 2026-11-30, JAX 0.10.2, GB a chip. `add` is one micro-batch; beside it
           v5p:4x4x4    fsdp 16, t 4 32 x 16k  0.95 +  8.24          10.14
           `apply`: 15.23 + 3.81, 7.62 + 1.94 and 1.90 + 0.49. Compiling `add`
           took 344, 472 and 305 s on 2 cores that eight others used, and 84 s
-          while they were less busy. The engine: 22.98 on v5p, 7.62 on v5e.
+          while they were less busy. The engine: 22.98 on v5p; on v5e 7.62 for a
+          chunk and 7.71 for an extension. All of v5e again on 2026-12-01: the
+          same, in 496 s on 2 cores that others used.
 """
 
 import ml_collections

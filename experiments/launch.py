@@ -46,6 +46,7 @@ REFUSALS = (
 
 Unusable = storage.Unusable
 
+_KINDS = ('call', 'function')
 _PLAIN_TYPES = (int, float, bool, str)
 
 
@@ -71,7 +72,8 @@ def build(section: Any, path: str = 'config') -> Any:
   if kind in section:
     # First, as what is below may be slow to build.
     target = resolve(section[kind], f'{path}.{kind}')
-    check(target, set(section) - {kind}, path, complete=kind == 'call')
+    given = set(section) - {kind}
+    check(target, given, path, complete=kind == 'call', section=section)
   arguments = {
     key: build(value, f'{path}.{key}')
     for key, value in section.items()
@@ -115,9 +117,17 @@ def resolve(name: str, path: str) -> Any:
 
 
 def check(
-  target: Any, arguments: Collection[str], path: str, *, complete: bool
+  target: Any,
+  arguments: Collection[str],
+  path: str,
+  *,
+  complete: bool,
+  section: Mapping[str, Any],
 ) -> None:
-  """Refuses names of arguments that `target` does not take, or lacks."""
+  """Refuses names of arguments that `target` does not take, or lacks.
+
+  `section`: what they stand in, to be shown without them.
+  """
   if not callable(target):
     raise ConfigError(f'{path}: {target!r} cannot be called')
   parameters = inspect.signature(target).parameters
@@ -126,6 +136,11 @@ def check(
     if key not in parameters and not takes_all:
       near = difflib.get_close_matches(key, list(parameters), 1)
       hint = f', nearest is {near[0]}' if near else ''
+      if path != 'config' and '[' not in path:
+        left = {
+          k: v for k, v in section.items() if k in parameters or k in _KINDS
+        }
+        hint += f'; without it: --{path}="{left}"'
       raise ConfigError(f'{path}.{key} is not known{hint}')
   missing = [
     p.name

@@ -6,6 +6,8 @@ Floor 4. Two flags, and an override for any key of the config file:
   --workdir=DIRECTORY                   a directory or bucket; started again
                                         with the same one, a run goes on
   --config.section.key=value            changes one value of the config
+  --config.section="{'call': ...}"      a whole section, as the file writes it
+  --config.section.+key=value           adds one that the file leaves out
 
 A wrong command line ends with exit code 2 and a message before JAX or
 anything else slow is imported, and a wrong config with the same code before
@@ -105,11 +107,17 @@ def _config_file_named(rest: Sequence[str]) -> Iterator[None]:
     raise
   except Exception as error:  # the file is a program: anything may come
     said = [a.split('=', 1)[-1] for a in rest if not a.startswith('--workdir')]
-    files = [x.split(':', 1)[0] for x in said[1:]]
-    found = [f for f in files if os.path.isfile(f)]
+    found = [
+      (*x.split(':', 1), '')[:2]
+      for x in said[1:]
+      if os.path.isfile(x.split(':', 1)[0])
+    ]
     if not found:
       raise
-    where = found[0]
+    where, chosen = found[0]
+    if chosen and isinstance(error, ValueError):  # it has no such variant
+      said = f'--config={where}:{chosen}: {error}'
+      raise overrides.UsageError(said) from None
     lines = [
       frame.lineno
       for frame in traceback.extract_tb(error.__traceback__)

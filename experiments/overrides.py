@@ -1,14 +1,16 @@
 """`--config.section.key=value` on the command line, checked before a run.
 
 Floor 4. The config file says which keys there are and of what type; an
-override may only change a value. A misspelt key that were silently ignored,
-or a float that were silently cut to an int, would cost a whole run, so each is
-refused with the nearest valid name. Knows ml_collections, no key and no run.
+override changes a value, or says with a + that it adds one. A misspelt key
+that were silently ignored, or a float that were silently cut to an int, would
+cost a whole run, so each is refused with the nearest valid name. Knows
+ml_collections, no key and no run.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 from collections.abc import Sequence
 from typing import Any
@@ -46,26 +48,27 @@ def split(
 def apply(
   config: ml_collections.ConfigDict, overrides: Sequence[tuple[str, str]]
 ) -> None:
-  """Sets the values of `overrides` in `config`, all of them or none.
+  """Sets the values of `overrides` in `config` in order, all of them or none.
 
   A value is read by the type that stands in the config: text as it is, int,
   float, true or false, and tuples as Python writes them. Where None stands,
   any Python literal will do, and what is none is text; a typed placeholder
-  takes its type or None.
+  takes its type or None. A section is given whole, as the file writes it: as
+  a dict of Python, which replaces all that it had. `+` before the last name
+  adds a key that the file leaves out, of any literal.
 
   Raises:
     UsageError: unknown keys, sections, or values of a wrong type, all at once.
   """
-  values, problems = [], []
+  trial, problems = copy.deepcopy(config), []
   for path, text in overrides:
     try:
-      values.append((path, _read(config, path, text)))
+      _set(trial, path, text)
     except UsageError as e:
       problems.append(f'--config.{path}={text}: {e}')
   _raise(problems)
-  for path, value in values:
-    parent, key = _resolve(config, path)
-    parent[key] = value
+  for path, text in overrides:
+    _set(config, path, text)
 
 
 def _raise(problems: Sequence[str]) -> None:
@@ -73,71 +76,140 @@ def _raise(problems: Sequence[str]) -> None:
     raise UsageError('\n'.join(problems))
 
 
-def _read(config: ml_collections.ConfigDict, path: str, text: str) -> Any:
-  parent, key = _resolve(config, path)
+def _set(config: ml_collections.ConfigDict, path: str, text: str) -> None:
+  *sections, last = path.split('.')
+  if not last.startswith('+'):
+    parent, key = _resolve(config, path)
+    old, value = parent[key], _read(parent, key, path, text)
+    if isinstance(old, ml_collections.ConfigDict):
+      # In its place: a section that stands twice in the file changes twice, as
+      # it does where one of its keys is changed.
+      with old.unlocked():
+        for name in list(old):
+          del old[name]
+        old.update(value)
+    else:
+      parent[key] = value
+    return
+  here, key = _section(config, sections), last[1:]
+  if key in here:
+    bare = '.'.join([*sections, key])
+    raise UsageError(f'{bare} is there already: write --config.{bare}=value')
+  if not key.isidentifier():
+    raise UsageError(f'{key!r} is no name of a key')
+  with here.unlocked():
+    here[key] = _written(_literal(text, text))
+
+
+def _written(value: Any) -> Any:
+  """A value of the command line as ml_collections has it."""
+  if not isinstance(value, dict):
+    return value
+  if wrong := [k for k in value if not isinstance(k, str)]:
+    raise UsageError(f'{wrong[0]!r} is no name of a key')
+  return ml_collections.ConfigDict({k: _written(v) for k, v in value.items()})
+
+
+def _read(
+  parent: ml_collections.ConfigDict, key: str, path: str, text: str
+) -> Any:
   old = parent[key]
   if isinstance(old, ml_collections.ConfigDict):
-    keys = ', '.join(f'--config.{path}.{k}' for k in old)
-    off = text == 'None' and 'steps' in old
-    off = f'; --config.{path}.steps=0 switches it off' if off else ''
-    raise UsageError(f'{path} is a section: override its keys ({keys}){off}')
+    return _read_section(old, path, text)
   expected = parent.get_type(key)
   if old is None and text == 'None':
     return None
   if old is None and expected is type(None):
-    return _literal(text, text)
+    return _written(_literal(text, text))
   if expected in (list, tuple):
     return _read_tuple(old, text)
   return _read_value(expected, text)
+
+
+_KINDS = ('call', 'function', 'value')
+
+
+def _read_section(
+  old: ml_collections.ConfigDict, path: str, text: str
+) -> ml_collections.ConfigDict:
+  """All of a section that stands in the config."""
+  kinds = [k for k in _KINDS if k in old]
+  value = _literal(text, None)
+  if isinstance(value, dict) and (not kinds or set(_KINDS) & set(value)):
+    return _written(value)
+  keys = ', '.join(f'--config.{path}.{k}' for k in old)
+  example = "{'key': value}"
+  if kinds:
+    example = f"{{'{kinds[0]}': '{old[kinds[0]]}', 'option': value}}"
+  off = text == 'None' and 'steps' in old
+  off = f'; --config.{path}.steps=0 switches it off' if off else ''
+  raise UsageError(
+    f'{path} is a section: override its keys ({keys}), or give all of it, as '
+    f'in --config.{path}="{example}"{off}'
+  )
+
+
+def _section(
+  config: ml_collections.ConfigDict, names: Sequence[str]
+) -> ml_collections.ConfigDict:
+  """The section of that path."""
+  here = config
+  for i, name in enumerate(names):
+    path = '.'.join(names[: i + 1])
+    if name not in here:
+      raise UsageError(f'there is no key {path}{_nearest(config, path)}')
+    if not isinstance(here[name], ml_collections.ConfigDict):
+      raise UsageError(
+        f'{path} is a value ({here[name]!r}), not a section: write '
+        f'--config.{path}=value'
+      )
+    here = here[name]
+  return here
 
 
 def _resolve(
   config: ml_collections.ConfigDict, path: str
 ) -> tuple[ml_collections.ConfigDict, str]:
   """The section that holds the last name of `path`, and that name."""
-  here, walked = config, []
   *sections, key = path.split('.')
-  for name in sections:
-    if name in here and not isinstance(here[name], ml_collections.ConfigDict):
-      leaf = '.'.join([*walked, name])
+  for n in range(len(sections)):
+    if sections[n] not in _section(config, sections[:n]):
       raise UsageError(
-        f'{leaf} is a value ({here[name]!r}), not a section: write '
-        f'--config.{leaf}=value'
+        f'there is no key {".".join(sections[: n + 1])}{_nearest(config, path)}'
       )
-    if name not in here:
-      break
-    here = here[name]
-    walked.append(name)
-  if len(walked) == len(sections) and key in here:
-    return here, key
-  unknown = '.'.join([*walked, path.split('.')[len(walked)]])
-  raise UsageError(f'there is no key {unknown}{_nearest(config, path)}')
+  here = _section(config, sections)
+  if key not in here:
+    raise UsageError(f'there is no key {path}{_nearest(config, path)}')
+  return here, key
 
 
 def _nearest(config: ml_collections.ConfigDict, path: str) -> str:
-  leaves = _leaves(config)
-  section, _, key = path.rpartition('.')
-  siblings = [x for x in leaves if x.rpartition('.')[0] == section]
-  names = {x.rpartition('.')[2]: x for x in siblings}
-  add = 'an option that the config file leaves out has to be added to the file'
-  also = ''
-  if close := difflib.get_close_matches(key, names, 1):
-    guess = names[close[0]]
-  elif same := [x for x in leaves if x.rpartition('.')[2] == key]:
-    # The right name in the wrong section, or one that the file leaves out.
-    also = f' ({add})'
+  """What may have been meant by a path that is not there."""
+  here, walked = config, []
+  for name in path.split('.'):
+    names = list(here) if isinstance(here, ml_collections.ConfigDict) else []
+    close = [name] if name in names else difflib.get_close_matches(name, names)
+    if not close:
+      break
+    walked.append(close[0])
+    here = here[close[0]]
+  else:
+    return f': did you mean --config.{".".join(walked)}?'
+  *sections, key = [*walked, name]
+  add = (
+    'an option that the file leaves out is added by --config.'
+    f'{"".join(f"{s}." for s in sections)}+{key or "name"}=value'
+  )
+  # The right name in the wrong section, or one that the file leaves out.
+  leaves = [x for x in _leaves(config) if x.rpartition('.')[2] == name]
+  if same := leaves if path.count('.') == len(walked) else []:
     guess = max(
       same, key=lambda x: difflib.SequenceMatcher(None, x, path).ratio()
     )
-  elif not siblings and (
-    close := difflib.get_close_matches(path, leaves, 1, cutoff=0.5)
-  ):
-    guess = close[0]
-  else:
-    there = siblings or list(config)
-    verb = 'is' if len(there) == 1 else 'are'
-    return f': there {verb} {", ".join(there)}; {add}'
-  return f': did you mean --config.{guess}?{also}'
+    return f': did you mean --config.{guess}? ({add})'
+  verb = 'is' if len(names) == 1 else 'are'
+  there = ', '.join('.'.join([*sections, x]) for x in names)
+  return f': there {verb} {there}; {add}'
 
 
 def _leaves(config: ml_collections.ConfigDict, prefix: str = '') -> list[str]:

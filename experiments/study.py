@@ -6,7 +6,7 @@ workdir (of the same seed) to one, for arms that are matched to it. Each arm
 and seed is a process of its own; what has a summary.json is not run again. At
 the end stands a table in Markdown, for experiments/LOG.md. A study of small
 problems has no CONFIG, but a `run(workdir, arm, seed)` and a
-`table(root, seeds)` of its own.
+`table(root, seeds, arms)` of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import importlib
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentjax import storage
@@ -35,16 +35,38 @@ def main(argv: Sequence[str] | None = None) -> int:
   study = importlib.import_module(f'experiments.studies.{args.name}')
   root = pathlib.Path(args.workdir) / args.name
   seeds = study.SEEDS if args.seeds is None else args.seeds
-  if unknown := set(args.arms or ()) - set(study.ARMS):
-    parser.error(f'no arms {sorted(unknown)}: choose of {sorted(study.ARMS)}')
+  try:
+    arms = chosen(study.ARMS, args.arms)
+  except ValueError as error:
+    parser.error(str(error))
   failed = 0
-  for arm in study.ARMS:
+  for arm in arms:
     for seed in seeds:
-      if args.arms is None or arm in args.arms:
-        failed += not run(study, root, arm, seed)
+      failed += not run(study, root, arm, seed)
   own = getattr(study, 'table', None)
-  print(own(root, seeds) if own else table(study, root, seeds))
+  print(own(root, seeds, arms) if own else table(study, root, seeds, arms))
   return failed
+
+
+def chosen(arms: Iterable[str], names: Sequence[str] | None) -> list[str]:
+  """The arms of these names, in their own order; of None, all.
+
+  What stands behind a dot names an arm too, where no other ends so.
+
+  Raises:
+    ValueError: a name of none, or of several.
+  """
+  if names is None:
+    return list(arms)
+  found = set()
+  for name in names:
+    fit = [a for a in arms if a == name or a.endswith(f'.{name}')]
+    if name not in fit and len(fit) > 1:
+      raise ValueError(f'{name!r} is the end of {", ".join(fit)}: name one')
+    if not fit:
+      raise ValueError(f'no arm {name!r}: choose of {", ".join(arms)}')
+    found.add(name if name in fit else fit[0])
+  return [a for a in arms if a in found]
 
 
 def studies() -> list[str]:
@@ -77,15 +99,17 @@ def run(study: Any, root: pathlib.Path, arm: str, seed: int) -> bool:
   return subprocess.run(command, check=False).returncode == 0
 
 
-def table(study: Any, root: pathlib.Path, seeds: Sequence[int]) -> str:
-  """The finished runs as a Markdown table, under the claim."""
+def table(
+  study: Any, root: pathlib.Path, seeds: Sequence[int], arms: Sequence[str]
+) -> str:
+  """The finished runs of these arms as a Markdown table, under the claim."""
   lines = [
     study.CLAIM,
     '',
     '| arm | seed | before | after | n | steps | seconds |',
     '|---|---|---|---|---|---|---|',
   ]
-  for arm in study.ARMS:
+  for arm in arms:
     for seed in seeds:
       path = root / arm / f'seed_{seed}' / 'summary.json'
       if not path.exists():

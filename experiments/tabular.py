@@ -128,7 +128,8 @@ def _step(params, opt_state, batch, *, algorithm, settings, optimizer):
     if o.kl_coef:
       far = tokens.reference
       value = o.kl_value(at, far, tokens.mask)
-      loss += o.kl_coef * o.kl_gradient(value, at, far, tokens.mask)
+      term = o.kl_gradient(value, at, far, tokens.mask, old_N=tokens.old)
+      loss += o.kl_coef * term
     if o.entropy_coef:
       entropy = -jnp.sum(jnp.exp(logprobs_NV) * logprobs_NV, -1)
       loss -= o.entropy_coef * masked.hide(entropy, tokens.mask)

@@ -74,5 +74,5 @@ def test_it_takes_a_step(method, tmp_path):
 
 
 def test_a_method_that_there_is_not_is_refused():
-  with pytest.raises(ValueError, match="no method 'gpro': choose of"):
+  with pytest.raises(ValueError, match="no method 'gpro': there are grpo, "):
     methods.get_config('gpro')

@@ -27,7 +27,7 @@ from agentjax.rl import (
   trees,
   turns,
 )
-from agentjax.rollout import sampling
+from agentjax.rollout import branches, sampling
 from agentjax.train import train
 from agentjax.training import ConfigError, parts
 
@@ -271,8 +271,36 @@ def test_a_critic_that_would_learn_the_wrong_thing_is_refused(tmp_path):
                 value_targets=turns.turn_value_targets)  # fmt: skip
   refused(tmp_path, ends, 'set learner.critic.turn_ends')
   parts(of(ends, critic=critic(turn_ends=True)))
+  refused(tmp_path, base, 'predicts values that these advantages do not read')
+  read = (returns.gae, turns.turn_gae, turns.bi_level_gae)
+  for estimator in read:
+    parts(of(change(advantages=estimator), critic=critic(turn_ends=True)))
   late = of(change(advantages=returns.gae), critic=critic(warmup=8))
   refused(tmp_path, late, 'warmup is 8, and the run has 8 updates')
+
+
+def test_a_gradient_of_nothing_is_refused(tmp_path):
+  base = dataclasses.replace(tiny_run.training(*SMALL), use_reference=True)
+  limited = functools.partial(kl.ratio_gradient, limit=3.0)
+  for value, options, own in (
+    (kl.k2, {}, 'k2_gradient'),
+    (kl.k2, {'kl_gradient': limited}, 'k2_gradient'),
+    (kl.absolute, {}, 'naive_gradient'),
+  ):
+    options |= {'kl_value': value}
+    refused(tmp_path, of(base, kl_coef=0.1, **options), f'kl_value: .*{own}')
+    parts(of(base, kl_coef=0.0, **options))
+    options['kl_gradient'] = getattr(kl, own)
+    parts(of(base, kl_coef=0.1, **options))
+
+
+def test_a_group_of_one_with_branches_is_refused_and_says_why():
+  options = {'group_size': 1, 'groups': 8, 'advantages': trees.tree_grpo}
+  base = tiny_run.training(*SMALL)
+  with pytest.raises(ConfigError, match='group_size is 1, .*a single turn has'):
+    dataclasses.replace(base, branch=branches.grow, **options)
+  with pytest.raises(ConfigError, match='all would be 0'):
+    dataclasses.replace(base, **options)
 
 
 def test_a_controller_that_would_end_in_no_number_is_refused(tmp_path):

@@ -187,7 +187,8 @@ def test_command_line_writes_an_index_and_pages(tmp_path, capsys):
 
 def test_command_line_names_what_is_missing(tmp_path, capsys):
   assert viewer.main(['--workdir', str(tmp_path)]) == 1
-  assert 'none were recorded' in capsys.readouterr().err
+  err = capsys.readouterr().err
+  assert f'no trajectories are recorded in {tmp_path}: name the wor' in err
   recorder.Recorder(tmp_path).trajectories(2, [])
   assert viewer.main(['--workdir', str(tmp_path), '--step', '9']) == 1
   assert 'recorded are 2' in capsys.readouterr().err

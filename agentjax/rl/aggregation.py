@@ -11,8 +11,11 @@ All arrays are of one shape, of any; ids are any integers, a sequence's the
 same for its tokens and for no others; turns may restart in each sequence.
 
 A sequence (group, turn) of no tokens is not there: neither in a sum nor in a
-count, unless a count is given. Token weights are a float mask: a prefix shared
-by n leaves of a tree weighs 1 / n in each of them, and counts so.
+count, unless a count is given. Where each of P processes weighs its own rows
+their counts are added up: a constant, given or of `token_sum`, would then stand
+there P times, so each is given the P-th part of it. Token weights are a float
+mask: a prefix shared by n leaves of a tree weighs 1 / n in each of them, and
+counts so.
 """
 
 from __future__ import annotations

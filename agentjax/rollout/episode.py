@@ -108,7 +108,7 @@ class Act:
   """Step the environment with `turn`; answered by a Step.
 
   `replayed` turns only bring a new environment to where the trajectory is:
-  what they return is dropped, the recorded observation stays the truth.
+  what they return has to be what is recorded.
   """
 
   trajectory: Trajectory
@@ -119,10 +119,22 @@ class Act:
 Request = Reset | Decode | Act
 
 
+class OtherwiseThanRecorded(RuntimeError):
+  """An environment answered a replayed turn with something else than before.
+
+  What comes of it then says nothing of the state that was to be gone on from.
+  """
+
+
 def episode(
   chat: Chat, limits: Limits, trajectory: Trajectory
 ) -> Generator[Request, Opening | Segment | Step, Trajectory]:
-  """One trajectory from its task, or from a prefix of itself, to its end."""
+  """One trajectory from its task, or from a prefix of itself, to its end.
+
+  Raises:
+    OtherwiseThanRecorded: the environment cannot be brought to where the
+      prefix ends.
+  """
   opening = yield Reset(trajectory, trajectory.task)
   if not isinstance(opening, Opening):
     raise TypeError(f'reset returned {opening!r}: return an Opening')
@@ -133,7 +145,8 @@ def episode(
     trajectory = trajectory.append(Segment(Source.PROMPT, prompt))
   for k, segment in enumerate(trajectory.turns[: len(trajectory.turn_rewards)]):
     turn = chat.parse_turn(trajectory.turn_tokens[k], segment.stop)
-    yield Act(trajectory, turn, replayed=True)
+    step = _checked((yield Act(trajectory, turn, replayed=True)))
+    _same(chat, limits, trajectory, k, step)
 
   while trajectory.status is Status.RUNNING:
     segment = trajectory.segments[-1]
@@ -180,6 +193,34 @@ def _numbers(segment: Segment) -> Segment:
       'makes of these tokens, are not finite'
     )
   return segment
+
+
+def _same(
+  chat: Chat, limits: Limits, trajectory: Trajectory, k: int, step: Step
+) -> None:
+  """Refuses an answer to turn `k` that is not the recorded one."""
+  ends = [
+    i for i, s in enumerate(trajectory.segments) if s.source is Source.MODEL
+  ]
+  behind = trajectory.segments[ends[k] + 1 : ends[k] + 2]
+  if not behind:  # it was the last one
+    return
+  recorded = behind[0].tokens.tolist()
+  now: object = step.status
+  if step.status is None:
+    now = chat.render_observation(
+      step.observations,
+      chat.closes(trajectory.segments[ends[k]].tokens),
+      limits.observation_tokens,
+    ).tolist()
+  if now != recorded or step.state_key != trajectory.state_keys[k]:
+    raise OtherwiseThanRecorded(
+      f'turn {k} of {trajectory.parent_id or trajectory.id} was answered by '
+      f'{recorded} (state {trajectory.state_keys[k]!r}), and replayed by {now} '
+      f'(state {step.state_key!r}): what goes on from it would be no '
+      'continuation; make the environment answer the same acts alike, or leave '
+      'branch out'
+    )
 
 
 def _checked(step: Step) -> Step:

@@ -29,7 +29,11 @@ CLAIM = (
   'or where every turn counts.'
 )
 SEEDS = (0, 1, 2, 3, 4)
-T_95 = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
+# Student's, of n - 1 degrees of freedom.
+T_95 = {
+  2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365,
+  9: 2.306, 10: 2.262,
+}  # fmt: skip
 
 # ---- what estimators need beside the outcome --------------------------------
 
@@ -213,7 +217,7 @@ def run(workdir: pathlib.Path, name: str, seed: int) -> bool:
 
 
 def interval(numbers: Sequence[float]) -> tuple[float, float, float]:
-  """Mean and 95 % interval by Student's t; 3 to 6, 8 or 10 numbers."""
+  """Mean and 95 % interval by Student's t; 2 to 10 numbers."""
   mean, n = float(np.mean(numbers)), len(numbers)
   if n not in T_95:
     return mean, float('nan'), float('nan')
@@ -221,10 +225,12 @@ def interval(numbers: Sequence[float]) -> tuple[float, float, float]:
   return mean, mean - half, mean + half
 
 
-def table(root: pathlib.Path, seeds: Sequence[int]) -> str:
+def table(root: pathlib.Path, seeds: Sequence[int], arms: Sequence[str]) -> str:
   """Markdown: each arm's scores, and its lead over broadcast, seed by seed."""
   lines = [CLAIM]
   for name, part in PARTS.items():
+    if not any(f'{name}.{arm}' in arms for arm in part.arms):
+      continue
     lines += [
       '',
       f'| {name} | success after {part.measured_at} | minus grpo | minus its '
@@ -242,6 +248,7 @@ def table(root: pathlib.Path, seeds: Sequence[int]) -> str:
     lines += [
       _row(arm, part, found) if rows else f'| {arm} | not run | | | | |'
       for arm, rows in found.items()
+      if f'{name}.{arm}' in arms
     ]
   return '\n'.join(lines)
 
@@ -263,22 +270,19 @@ def _lead(rows, others) -> str:
   if len(rows) != len(others):
     return 'not run'
   return _cell(
-    [r['score'] - o['score'] for r, o in zip(rows, others, strict=True)], '+'
+    [r['score'] - o['score'] for r, o in zip(rows, others, strict=True)], '+.3f'
   )
 
 
-def _cell(numbers: Sequence[float], sign: str = '') -> str:
+def _cell(numbers: Sequence[float], form: str = '.3f') -> str:
   mean, low, high = interval(numbers)
-  return f'{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]'
+  if (n := len(numbers)) not in T_95:
+    return f'{mean:{form}} ({"one seed" if n == 1 else f"{n} seeds"})'
+  return f'{mean:{form}} [{low:{form}}, {high:{form}}]'
 
 
 def _updates(reached: Sequence[int | None]) -> str:
   there = [n for n in reached if n is not None]
   if len(there) == len(reached):
-    return _plain(there)
+    return _cell(there, '.0f')
   return f'{len(reached) - len(there)} of {len(reached)} never'
-
-
-def _plain(numbers: Sequence[int]) -> str:
-  mean, low, high = interval(numbers)
-  return f'{mean:.0f} [{low:.0f}, {high:.0f}]'

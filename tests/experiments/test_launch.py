@@ -202,6 +202,24 @@ def test_a_key_of_a_config_file_that_nobody_takes(tmp_path, capsys):
   assert code == 2 and 'config.step is not known, nearest is steps' in err
 
 
+def test_a_config_whose_parts_do_not_go_together_leaves_nothing(
+  tmp_path, capsys
+):
+  code, err = start(tmp_path, 'c.learner.length = 8', capsys)
+  assert code == 2 and 'limits.context 112 exceeds learner.length 8' in err
+  assert not (tmp_path / 'run').exists()
+
+
+def test_what_a_section_does_not_take_is_shown_without(tmp_path, capsys):
+  """Another function, of which the old one's options are none."""
+  section = {'function': 'agentjax.rl.losses.cispo', 'cap': 2.0, 'dual_clip': 3}
+  code, err = start(tmp_path, f'c.learner.loss = {section}', capsys)
+  assert code == 2 and 'config.learner.loss.dual_clip is not known' in err
+  left = "{'cap': 2.0, 'function': 'agentjax.rl.losses.cispo'}"
+  assert f'; without it: --config.learner.loss="{left}"' in err
+  assert not (tmp_path / 'run').exists()
+
+
 def test_configs_are_json_able():
   json.dumps(launch.plain(tiny_run.get_config()))
   assert launch.plain(ConfigDict({'a': (1, [2])})) == {'a': (1, (2,))}

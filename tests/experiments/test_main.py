@@ -34,6 +34,7 @@ def get_config(variant='plain'):
       'empty': (),
     },
     'model': {'width': 64},
+    'loss': {'function': 'a.b', 'clip': 0.2},
   })
 """
 
@@ -125,14 +126,26 @@ def test_the_last_of_two_overrides_stands(parse):
       'optimizr.rat=1',
       'there is no key optimizr: did you mean --config.optimizer.rate?',
     ),
-    ('qqq.zzz=1', 'there is no key qqq: there are model, optimizer, seed'),
+    ('qqq.zzz=1', 'there is no key qqq: there are loss, model, optimizer'),
+    # What is far from all names is likened to none.
+    ('model.lora.rank=4', 'no key model.lora: there is model.width; an option'),
+    ('mdel.widht=4', 'no key mdel: did you mean --config.model.width?'),
     (
       'optimizer.name.x=1',
       "optimizer.name is a value ('adam'), not a section: write "
       '--config.optimizer.name=value',
     ),
     ('optimizer=1', 'optimizer is a section: override its keys (--config.opt'),
-    ('model={"width": 3}', 'override its keys (--config.model.width)'),
+    ('model=3', 'override its keys (--config.model.width), or give all of it'),
+    ('model={"width": ', 'as in --config.model="{\'key\': value}"'),
+    ('loss={"clip": 3}', "--config.loss=\"{'function': 'a.b', 'option': val"),
+    ('model={3: 4}', '3 is no name of a key'),
+    # Keys that the file leaves out.
+    ('+seed=3', 'seed is there already: write --config.seed=value'),
+    ('model.+width=3', 'model.width is there already'),
+    ('modle.+depth=3', 'no key modle: did you mean --config.model?'),
+    ('+=3', "'' is no name of a key"),
+    ('seed.+x=3', 'seed is a value (0), not a section'),
     # Unknown leaves.
     ('sed=1', 'there is no key sed: did you mean --config.seed?'),
     (
@@ -172,6 +185,31 @@ def test_wrong_overrides_are_refused_with_a_remedy(parse, argument, message):
     parse(f'--config.{argument}')
   assert message in str(error.value)
   assert str(error.value).startswith(f'--config.{argument}: ')
+
+
+def test_a_section_is_replaced_whole_and_what_is_left_out_is_added(parse):
+  config, _ = parse(
+    '--config.loss={"function": "c.d", "cap": {"call": "e.f", "at": (1, 2)}}',
+    '--config.loss.cap.at=(3, 4)',
+    '--config.loss.+why=None',
+    '--config.+in_flight=3',
+    '--config.+name=a b',
+    '--config.+name_2={"value": "g.h"}',
+    '--config.optimizer.clip={"call": "i.j"}',
+  )
+  assert config.loss.to_dict() == {
+    'function': 'c.d', 'cap': {'call': 'e.f', 'at': (3, 4)}, 'why': None,
+  }  # fmt: skip
+  assert (config.in_flight, config.name) == (3, 'a b')
+  assert config.name_2.value == 'g.h' and config.optimizer.clip.call == 'i.j'
+  assert parse()[0].loss.to_dict() == {'function': 'a.b', 'clip': 0.2}
+
+
+def test_a_section_that_stands_twice_is_replaced_twice():
+  shared = ml_collections.ConfigDict({'n': 3})
+  config = ml_collections.ConfigDict({'a': shared, 'b': {'c': shared}})
+  overrides.apply(config, [('a', "{'m': 4}"), ('a.+k', '5')])
+  assert config.b.c.to_dict() == config.a.to_dict() == {'m': 4, 'k': 5}
 
 
 def test_all_that_is_wrong_is_said_at_once(parse):
@@ -269,8 +307,8 @@ def test_a_section_that_has_steps_is_switched_off_by_them(parse):
   )
 
 
-def test_an_option_that_the_file_leaves_out_is_to_be_added_to_it(parse):
-  with pytest.raises(overrides.UsageError, match='has to be added to the file'):
+def test_an_option_that_the_file_leaves_out_is_to_be_added(parse):
+  with pytest.raises(overrides.UsageError, match=r'by --config.\+in_flight='):
     parse('--config.in_flight=3')
 
 
@@ -284,6 +322,32 @@ def test_a_workdir_that_cannot_be_one(tmp_path, monkeypatch, capsys, where):
   assert command.main(['main', f'--config={config}', f'--workdir={where}']) == 2
   err = capsys.readouterr().err
   assert f'{where} cannot be used: ' in err and err.count('\n') == 1
+
+
+def test_arms_are_named_by_their_end_where_it_is_their_own(capsys):
+  arms = ['a.grpo', 'b.grpo', 'b.gae', 'gae']
+  assert study.chosen(arms, None) == arms
+  assert study.chosen(arms, ['gae', 'b.grpo']) == ['b.grpo', 'gae']
+  assert study.chosen(arms[:3], ['gae']) == ['b.gae']
+  for name, said in (
+    ('grpo', "'grpo' is the end of a.grpo, b.grpo: name one"),
+    ('rpo', "no arm 'rpo': choose of a.grpo, b.grpo, b.gae, gae"),
+  ):
+    with pytest.raises(ValueError) as error:
+      study.chosen(arms, [name])
+    assert str(error.value) == said
+  with pytest.raises(SystemExit):
+    study.main(['credit_families', '--workdir=w', '--arms', 'grpo'])
+  assert 'is the end of first_decides.grpo, each_c' in capsys.readouterr().err
+
+
+def test_a_variant_that_a_config_file_does_not_have_is_one_line(capsys):
+  path = ROOT / 'configs/arithmetic_methods.py'
+  with pytest.raises(overrides.UsageError) as error:
+    command.parse(['main', f'--config={path}:gpro', '--workdir=w'])
+  said = f"--config={path}:gpro: no method 'gpro': there are grpo, dr_grpo, "
+  assert str(error.value).startswith(said)
+  assert 'get_config' not in str(error.value)
 
 
 def test_studies_are_listed(capsys):

@@ -17,7 +17,7 @@ import algorithms
 import numpy as np
 import pytest
 
-from agentjax.rl import draw_from, losses, trees
+from agentjax.rl import draw_from, kl, losses, trees
 from experiments import chains, tabular
 from experiments.tabular import Algorithm, Settings
 
@@ -240,6 +240,19 @@ def test_seeds_and_forks_are_what_they_say():
     for p, n in zip(rows.parents_N, rows.kept_N, strict=True)
   )
   assert rows.turns_sampled == turns
+
+
+def test_the_kl_is_told_who_sampled():
+  told = []
+
+  def gradient(*args, old_N=None):
+    told.append(old_N is not None)
+    return kl.ratio_gradient(*args, old_N=old_N)
+
+  algorithm = Algorithm(kl_coef=0.1, kl_gradient=gradient)
+  settings = dataclasses.replace(SETTINGS, updates=1, group_size=4)
+  tabular.train(problem(0), algorithm, settings, seed=0)
+  assert told and all(told)
 
 
 def test_a_lag_is_one(monkeypatch):

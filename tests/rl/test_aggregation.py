@@ -85,6 +85,18 @@ def test_a_given_count_stands_for_the_number(name):
     aggregate(MASK, *IDS, count=0)
 
 
+def test_processes_are_given_their_parts_of_a_constant_count():
+  """Their counts are added up, and so are their sums."""
+  mine = np.array([1, 0, 1, 0, 0, 0, 0], bool) & MASK
+  whole = aggregation.token_sum(MASK, *IDS, count=3.0)
+  parts = [
+    aggregation.token_sum(mask, *IDS, count=3.0 / 2)
+    for mask in (mine, MASK & ~mine)
+  ]
+  assert sum(p.count for p in parts) == whole.count
+  np.testing.assert_array_equal(sum(p.weights for p in parts), whole.weights)
+
+
 def test_a_shared_prefix_counts_once_however_many_leaves_repeat_it():
   """Tokens a of 2 leaves, b and c their own: as a row of the three."""
   mask, rows = np.ones(4, bool), np.array([0, 0, 1, 1])

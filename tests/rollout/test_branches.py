@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from fakes import IdChat, IdEnvironment, trajectory
 from test_collect import LIMITS, TASKS, new_engine
 
 from agentjax import tally
+from agentjax.evaluate import failure_rate
 from agentjax.rl import draw_from, trees
 from agentjax.rollout import branches
 from agentjax.rollout.sampling import Sampling
-from agentjax.types import Group, Reward, Source, Status
+from agentjax.types import Group, Observation, Reward, Source, Status
 
 
 def collected(branch, engine=None, **kw):
@@ -136,6 +138,48 @@ def test_values_of_a_real_draw_fit_its_estimator():
     assert own.shape == (len(t.turns),)
   cost = tally.expected_prefill([*found.groups, *found.tried])
   assert engine.stats.tokens_prefilled == cost
+
+
+class Moody(IdEnvironment):
+  """Never answers the same turn alike."""
+
+  asked = itertools.count()
+
+  def step(self, turn):
+    step = super().step(turn)
+    more = Observation(str(2 + next(self.asked) % 30))
+    return dataclasses.replace(step, observations=(*step.observations, more))
+
+
+class Renamed(IdEnvironment):
+  """Says the same in another state."""
+
+  asked = itertools.count()
+
+  def step(self, turn):
+    key = str(next(self.asked))
+    return dataclasses.replace(super().step(turn), state_key=key)
+
+
+@pytest.mark.parametrize('environment', [Moody, Renamed])
+def test_a_branch_whose_past_comes_out_otherwise_is_an_error(environment):
+  found = collected(
+    functools.partial(branches.state_values, continuations=1),
+    make_environment=environment,
+  )
+  # Branch 1 goes on from the prompt, of which nothing is replayed.
+  behind = [t for g in found.tried for t in g.trajectories if t.branch > 1]
+  assert behind
+  for t in behind:
+    assert t.status is Status.ENVIRONMENT_ERROR and t.reward is None
+    assert 'OtherwiseThanRecorded: turn 0 of 5/' in t.error
+  # They are counted, and no state has a value of theirs.
+  assert failure_rate(found.tried) > 0
+  for values in found.found['turn_values']:
+    assert len(set(values.tolist())) == 1
+  grown = collected(branches.grow, make_environment=environment)
+  leaves = [t for g in grown.groups for t in g.trajectories[2:]]
+  assert leaves and not any(t.status.train_on_tokens for t in leaves)
 
 
 def test_the_baseline_is_the_greedy_trajectory_of_the_task():
