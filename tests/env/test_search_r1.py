@@ -147,13 +147,13 @@ def test_tags_in_a_passage_do_not_break_the_policy_s_format():
   [
     (THINK_ANSWER, True), (f' {THINK_ANSWER}\n', True),
     (THINK_SEARCH + block('a') + THINK_ANSWER, True),
-    (THINK_SEARCH + block('a') + THINK_SEARCH + block('b') + THINK_ANSWER, True),
+    ((THINK_SEARCH + block('a')) * 2 + THINK_ANSWER, True),
     ('', False), ('<think>a</think>', False), (THINK_SEARCH, False),
     (THINK_ANSWER + 'x', False), ('x' + THINK_ANSWER, False),
     (THINK_ANSWER * 2, False), ('<answer>Paris</answer>', False),
     ('<think>a<think>b</think></think><answer>c</answer>', False),
-    (THINK_SEARCH + THINK_ANSWER, False), ('<think>a</think>x<answer>b</answer>',
-    False), ('</think><answer>a</answer>', False),
+    (THINK_SEARCH + THINK_ANSWER, False), ('</think><answer>a</answer>', False),
+    ('<think>a</think>x<answer>b</answer>', False),
   ],
 )  # fmt: skip
 def test_the_format(text, good):
