@@ -90,7 +90,7 @@ class Corpus(Sequence):
 
   def __init__(self, path: str | os.PathLike):
     self.path = pathlib.Path(path)
-    self._file = os.open(self.path, os.O_RDONLY)
+    self._file = self.path.open('rb')  # closed with the last reference
     self._places = _places(self.path)
 
   def __len__(self) -> int:
@@ -100,7 +100,7 @@ class Corpus(Sequence):
     if not 0 <= index < len(self):
       raise IndexError(f'passage {index} of {len(self)} in {self.path}')
     start, end = int(self._places[index]), int(self._places[index + 1])
-    return self._passage(os.pread(self._file, end - start, start), index)
+    return self._passage(os.pread(self._file.fileno(), end - start, start), index)
 
   def __iter__(self) -> Iterator[Passage]:
     with self.path.open('rb') as file:
@@ -146,7 +146,7 @@ def _places(path: pathlib.Path) -> np.ndarray:
   """int64[n + 1]: where each line begins, and the end."""
   kept = path.with_name(path.name + _PLACES)
   stat = path.stat()
-  if kept.exists():
+  if kept.is_file():
     places = np.load(kept, mmap_mode='r')
     fresh = kept.stat().st_mtime_ns >= stat.st_mtime_ns
     if fresh and len(places) and places[-1] == stat.st_size:
