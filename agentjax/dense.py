@@ -25,6 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from agentjax.env.retrieval.passages import (
   Corpus,
   Passage,
+  alone,
   check_topk,
 )
 
@@ -64,16 +65,15 @@ class Dense:
     self._query_prefix = query_prefix
     self._lock = threading.Lock()
     beside = corpus.path.with_name(f'{corpus.path.name}.dense')
-    vectors = build(
-      corpus, encode, pathlib.Path(folder or beside),
-      made_of=[name, passage_prefix, corpus.fingerprint, len(corpus)],
-      prefix=passage_prefix, block=block,
-    )  # fmt: skip
+    folder = pathlib.Path(folder or beside)
+    with alone(folder):
+      vectors = build(
+        corpus, encode, folder, prefix=passage_prefix, block=block,
+        made_of=[name, passage_prefix, corpus.fingerprint, len(corpus)],
+      )  # fmt: skip
     self._index = Index(vectors, devices)
 
-  def __call__(
-    self, queries: Sequence[str], topk: int
-  ) -> list[list[Passage]]:
+  def __call__(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
     """See `Retriever`. A query without a word finds nothing."""
     check_topk(topk)
     asked = [i for i, q in enumerate(queries) if q.strip()]
@@ -87,7 +87,9 @@ class Dense:
     for i, found, at in zip(asked, scores, places, strict=True):
       out[i] = [
         Passage(p.id, p.contents, float(score))
-        for p, score in zip(map(self.corpus.__getitem__, at), found, strict=True)
+        for p, score in zip(
+          map(self.corpus.__getitem__, at), found, strict=True
+        )
       ]
     return out
 

@@ -58,7 +58,7 @@ class Encoder:
     given = json.loads((folder / 'config.json').read_text('utf-8'))
     if given.get('model_type') != 'bert':
       raise ValueError(
-        f"{folder} is a model of type {given.get('model_type')!r}: give one of "
+        f'{folder} is a model of type {given.get("model_type")!r}: give one of '
         'type bert'
       )
     names = [f.name for f in dataclasses.fields(BertConfig)]

@@ -73,7 +73,8 @@ def test_a_file_that_changed_is_read_anew(corpus):
 
 
 @pytest.mark.parametrize(
-  'line', ['', '[]', '{"id": 1}', '{"id": 1, "contents": 2}', '{"contents": ""}']
+  'line',
+  ['', '[]', '{"id": 1}', '{"id": 1, "contents": 2}', '{"contents": ""}'],
 )
 def test_a_line_that_is_no_passage_is_named(tmp_path, line):
   path = tmp_path / 'c.jsonl'

@@ -109,7 +109,8 @@ def test_the_released_protocol_to_the_letter():
   [
     b'', b'{', b'null', b'[]', b'{}', b'<html>', b'\xff', b'[' * 100_000,
     b'{"result": []}', b'{"result": [[], []]}', b'{"result": [{}]}',
-    b'{"result": [[1]]}', b'{"result": [[{}]]}', b'{"result": [[{"document": 1}]]}',
+    b'{"result": [[1]]}', b'{"result": [[{}]]}',
+    b'{"result": [[{"document": 1}]]}',
     b'{"result": [[{"document": {"id": "1"}}]]}',
     b'{"result": [[{"document": {"contents": 1}}]]}',
     b'{"result": [[{"document": {"contents": "a"}, "score": "b"}]]}',

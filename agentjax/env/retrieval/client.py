@@ -64,9 +64,7 @@ class Remote:
     self._places = threading.BoundedSemaphore(at_once)
     self._chance = random.Random()  # decides when, never what
 
-  def __call__(
-    self, queries: Sequence[str], topk: int
-  ) -> list[list[Passage]]:
+  def __call__(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
     """See `Retriever`."""
     check_topk(topk)
     if not queries:

@@ -40,9 +40,7 @@ class Hybrid:
     self._retrievers, self._depth = tuple(retrievers), depth
     self._constant = constant
 
-  def __call__(
-    self, queries: Sequence[str], topk: int
-  ) -> list[list[Passage]]:
+  def __call__(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
     """See `Retriever`."""
     check_topk(topk)
     depth = min(max(self._depth, topk), MAX_TOPK)
@@ -70,18 +68,14 @@ class Random:
   def __init__(self, corpus: Corpus, seed: int = 0):
     self._corpus, self._seed = corpus, seed
 
-  def __call__(
-    self, queries: Sequence[str], topk: int
-  ) -> list[list[Passage]]:
+  def __call__(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
     """See `Retriever`."""
     check_topk(topk)
     return [self._any(query, topk) for query in queries]
 
   def _any(self, query: str, topk: int) -> list[Passage]:
     text = f'{self._seed} {query}'.encode('utf-8', 'replace')
-    rng = np.random.default_rng(
-      list(hashlib.sha256(text).digest())
-    )
+    rng = np.random.default_rng(list(hashlib.sha256(text).digest()))
     n = min(topk, len(self._corpus))
     return [
       self._corpus[int(i)]

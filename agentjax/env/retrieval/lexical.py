@@ -8,18 +8,21 @@ nobody reads half of one. Queries are answered by NumPy in the caller's thread.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import pathlib
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from agentjax.env.retrieval.passages import Corpus, Passage, check_topk
+from agentjax.env.retrieval.passages import (
+  Corpus,
+  Passage,
+  alone,
+  check_topk,
+)
 
 _MADE = 'corpus.txt'  # written last: the corpus that the index is of
 _METHOD = 'bm25s lucene, english stopwords, no stemmer, version 1'
@@ -56,7 +59,7 @@ class Bm25:
     self.folder = pathlib.Path(folder) if folder else beside
     made_of = f'{_METHOD}\nk1 {k1} b {b}\n{corpus.fingerprint}\n'
     if not _is_made(self.folder, made_of):
-      with _alone(self.folder):
+      with alone(self.folder):
         if not _is_made(self.folder, made_of):
           _build(corpus, self.folder, made_of, k1, b)
     self._library = _bm25s()
@@ -64,9 +67,7 @@ class Bm25:
       self.folder, mmap=True, show_progress=False, backend='numpy'
     )
 
-  def __call__(
-    self, queries: Sequence[str], topk: int
-  ) -> list[list[Passage]]:
+  def __call__(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
     """See `Retriever`."""
     check_topk(topk)
     return [self._find(query[:_MAX_QUERY_CHARS], topk) for query in queries]
@@ -77,9 +78,7 @@ class Bm25:
     if not ids:
       return []
     scores = self._index.get_scores_from_ids(ids)
-    return [
-      self._scored(int(i), float(scores[i])) for i in best(scores, topk)
-    ]
+    return [self._scored(int(i), float(scores[i])) for i in best(scores, topk)]
 
   def _scored(self, index: int, score: float) -> Passage:
     p = self.corpus[index]
@@ -123,14 +122,6 @@ def _build(
   # Who has an index of another corpus open keeps its files.
   shutil.rmtree(folder, ignore_errors=True)
   os.replace(partial, folder)
-
-
-@contextlib.contextmanager
-def _alone(folder: pathlib.Path) -> Iterator[None]:
-  """One at a time, over threads and processes of this machine."""
-  with folder.with_name(f'{folder.name}.lock').open('w') as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    yield
 
 
 def _bm25s():

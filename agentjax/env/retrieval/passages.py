@@ -7,7 +7,9 @@ It is read where it lies: 21 million passages need no memory but their places.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
@@ -100,7 +102,9 @@ class Corpus(Sequence):
     if not 0 <= index < len(self):
       raise IndexError(f'passage {index} of {len(self)} in {self.path}')
     start, end = int(self._places[index]), int(self._places[index + 1])
-    return self._passage(os.pread(self._file.fileno(), end - start, start), index)
+    return self._passage(
+      os.pread(self._file.fileno(), end - start, start), index
+    )
 
   def __iter__(self) -> Iterator[Passage]:
     with self.path.open('rb') as file:
@@ -164,3 +168,11 @@ def _places(path: pathlib.Path) -> np.ndarray:
     partial.unlink(missing_ok=True)
     return places
   return np.load(kept, mmap_mode='r')
+
+
+@contextlib.contextmanager
+def alone(folder: pathlib.Path) -> Iterator[None]:
+  """Who builds in `folder`: one at a time, of all threads and processes."""
+  with folder.with_name(f'{folder.name}.lock').open('w') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
