@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from agentjax.env.base import InfraError
@@ -50,6 +51,8 @@ class Apart:
     wall_s: seconds of the clock, waiting for a worker and for its answer
       each; for trouble that uses no processor.
     memory_bytes: address space of a worker.
+    imports: modules that a worker imports as it starts, so that no call pays
+      for them.
   """
 
   def __init__(
@@ -60,6 +63,7 @@ class Apart:
     cpu_s: float = 5.0,
     wall_s: float = 60.0,
     memory_bytes: int = 2 << 30,
+    imports: Sequence[str] = (),
   ):
     if workers < 1 or min(cpu_s, wall_s, memory_bytes) <= 0:
       raise ValueError(
@@ -67,7 +71,8 @@ class Apart:
         f'{memory_bytes}: give numbers above 0'
       )
     self._function, self._wall_s = function, wall_s
-    self._limits = (str(cpu_s), str(memory_bytes), str(_STARTING_S))
+    limits = cpu_s, memory_bytes, _STARTING_S
+    self._arguments = (*map(str, limits), *imports)
     self._free: queue.LifoQueue = queue.LifoQueue()
     for _ in range(workers):
       self._free.put(None)  # a place in which no worker was started yet
@@ -126,7 +131,7 @@ class Apart:
         if self._closed:
           raise RuntimeError(f'calls of {self._function} are closed')
         if worker is None or not worker.alive:
-          worker = _Worker(self._function, self._limits)
+          worker = _Worker(self._function, self._arguments)
           self._running.add(worker)
       return worker
     except BaseException:
@@ -146,15 +151,17 @@ class Apart:
 class _Worker:
   """One process. `alive` is False once it may not be asked again."""
 
-  def __init__(self, function: str, limits: tuple[str, ...]):
+  def __init__(self, function: str, arguments: tuple[str, ...]):
+    worker = 'agentjax.env.apart_worker'
+    path = os.pathsep.join(filter(None, sys.path))
     try:
       self._process = subprocess.Popen(
-        [sys.executable, '-m', 'agentjax.env.apart_worker', function, *limits],
+        [sys.executable, '-m', worker, function, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ
-        | {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))},
+        # Generators that walk over sets give the same in every worker.
+        env=os.environ | {'PYTHONPATH': path, 'PYTHONHASHSEED': '0'},
       )
     except OSError as error:
       raise InfraError(f'no process for {function}: {error}') from error

@@ -1,9 +1,9 @@
 """The process in which `apart` runs a function: a request a line, an answer.
 
 Floor 1, env. `python -m agentjax.env.apart_worker MODULE:NAME CPU_S BYTES
-STARTING_S`. The kernel ends it by SIGXCPU when a call has used its processor
-seconds, whatever the code is in the middle of. It ends by itself when nobody
-holds the other end of its input.
+STARTING_S MODULE...`, where the last are imported first. The kernel ends it by
+SIGXCPU when a call has used its processor seconds, whatever the code is in the
+middle of. It ends by itself when nobody holds the other end of its input.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import traceback
 
 
 def main() -> None:
-  function, cpu_s, memory_bytes, starting_s = sys.argv[1:]
+  function, cpu_s, memory_bytes, starting_s, *imports = sys.argv[1:]
   # What the function prints must not stand among the answers.
   answers = os.fdopen(os.dup(1), 'w', encoding='ascii')
   os.dup2(2, 1)
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   _limit(resource.RLIMIT_AS, int(memory_bytes))
   _allow_cpu(float(starting_s))
+  for name in imports:
+    importlib.import_module(name)
   module, _, name = function.partition(':')
   call = getattr(importlib.import_module(module), name)
   for line in sys.stdin:

@@ -25,7 +25,9 @@ class Equality:
   """
 
   def __init__(self, apart: Apart | None = None):
-    self._apart = apart or Apart('agentjax.env.equality:equal')
+    self._apart = apart or Apart(
+      'agentjax.env.equality:equal', imports=['math_verify']
+    )
     self.exhausted = 0
 
   def __call__(self, answer: str | None, golden: str) -> bool:

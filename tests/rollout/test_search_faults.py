@@ -130,7 +130,11 @@ def run(tasks, make, retries, stats=None):
     chat=Chat(),
     make_environment=make,
     limits=Limits(
-      turns=4, turn_tokens=16, model_tokens=64, context=96, observation_tokens=12
+      turns=4,
+      turn_tokens=16,
+      model_tokens=64,
+      context=96,
+      observation_tokens=12,
     ),
     sampling=Sampling(),
     seed=0,
