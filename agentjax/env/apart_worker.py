@@ -24,13 +24,13 @@ def main() -> None:
   os.dup2(2, 1)
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   _limit(resource.RLIMIT_AS, int(memory_bytes))
-  _allow_cpu(float(starting_s))
+  allow_cpu(float(starting_s))
   for name in imports:
     importlib.import_module(name)
   module, _, name = function.partition(':')
   call = getattr(importlib.import_module(module), name)
   for line in sys.stdin:
-    _allow_cpu(float(cpu_s))
+    allow_cpu(float(cpu_s))
     answers.write(json.dumps(_answer(call, json.loads(line))) + '\n')
     answers.flush()
 
@@ -46,8 +46,11 @@ def _answer(call, arguments: list) -> dict:
     return {'error': traceback.format_exc()}
 
 
-def _allow_cpu(seconds: float) -> None:
-  """So many processor seconds from now on, in whole ones."""
+def allow_cpu(seconds: float) -> None:
+  """So many processor seconds from now on, in whole ones.
+
+  For a function, too, whose work depends on what is judged in part alone.
+  """
   usage = resource.getrusage(resource.RUSAGE_SELF)
   used = usage.ru_utime + usage.ru_stime
   _limit(resource.RLIMIT_CPU, math.ceil(used + seconds))

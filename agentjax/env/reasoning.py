@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentjax.env import apart_worker
 from agentjax.env.apart import Apart, Exhausted
 from agentjax.env.base import Tool
 from agentjax.env.tool_environment import ToolEnvironment
@@ -53,17 +54,22 @@ class Gym:
   """Makes and grades tasks. Safe to use from many threads.
 
   Args:
-    workers, cpu_s: of the processes; a generator may search for seconds.
+    workers: processes.
+    make_s: processor seconds of one task: a generator may search for long.
+    grade_s: of one answer.
   """
 
-  def __init__(self, *, workers: int = 2, cpu_s: float = 30.0):
+  def __init__(
+    self, *, workers: int = 2, make_s: float = 60.0, grade_s: float = 5.0
+  ):
     self._apart = Apart(
       'agentjax.env.reasoning:answer_call',
       workers=workers,
-      cpu_s=cpu_s,
-      wall_s=600.0,
+      cpu_s=make_s,
+      wall_s=10 * make_s,
       imports=['reasoning_gym'],
     )
+    self._grade_s = grade_s
     self.exhausted = 0  # answers that used the budget up
 
   def datasets(self) -> list[str]:
@@ -88,7 +94,7 @@ class Gym:
     Raises:
       ValueError: unknown dataset or split, a config that it refuses, or not
         that many different questions among 20 n + 100.
-      Exhausted: it searches for too long.
+      Exhausted: it searches for too long for one.
     """
     if split not in SPLITS or n < 0:
       raise ValueError(
@@ -98,13 +104,12 @@ class Gym:
       why = LEFT_OUT.get(dataset, 'there is none of that name')
       raise ValueError(f'dataset {dataset!r}: {why}')
     config, found = dict(config or {}), {}
-    start, block = 0, max(n, 8)
-    while len(found) < n and start < 20 * n + 100:
-      made = self._apart('make', dataset, config, seed, start, block)
-      for index, question in enumerate(made, start):
-        if held_out(question) == (split == 'test') and len(found) < n:
-          found.setdefault(question, index)
-      start += block
+    for index in range(20 * n + 100):
+      if len(found) == n:
+        break
+      question = self._apart('make', dataset, config, seed, index)
+      if held_out(question) == (split == 'test'):
+        found.setdefault(question, index)
     if len(found) < n:
       raise ValueError(
         f'{dataset} gave {len(found)} different questions of split {split!r}, '
@@ -139,7 +144,7 @@ class Gym:
     try:
       return self._apart(
         'score', v['dataset'], dict(v['config']), v['seed'], v['index'],
-        v['question'], said,
+        v['question'], said, self._grade_s,
       )  # fmt: skip
     except Exhausted:
       self.exhausted += 1
@@ -234,30 +239,48 @@ def _names() -> list[str]:
   return sorted(set(DATASETS) - set(LEFT_OUT))
 
 
+# Entries of a dataset of theirs: some of them depend on how many there are.
+_BLOCK = 500
+_APART = 1_000_003  # seeds of ours are further apart than any number of tasks
+
+
 @functools.lru_cache(maxsize=8)
-def _dataset(name: str, config: tuple, seed: int, size: int):
+def _block(name: str, config: tuple, seed: int):
   import reasoning_gym
 
   return reasoning_gym.create_dataset(
-    name, seed=seed, size=size, **dict(config)
+    name, seed=seed, size=_BLOCK, **dict(config)
   )
 
 
-def _make(name: str, config: dict, seed: int, start: int, n: int) -> list[str]:
-  data = _dataset(name, tuple(config.items()), seed, start + n)
-  return [data[i]['question'] for i in range(start, start + n)]
+@functools.lru_cache(maxsize=256)  # a group's answers are graded one by one
+def _entry(name: str, config: tuple, seed: int, index: int):
+  first = index - index % _BLOCK
+  data = _block(name, config, seed * _APART + first)
+  return data, data[index - first]
+
+
+def entry_of(name: str, config: dict, seed: int, index: int):
+  """(the dataset that grades it, the entry) of a task."""
+  return _entry(name, tuple(config.items()), seed, index)
+
+
+def _make(name: str, config: dict, seed: int, index: int) -> str:
+  return entry_of(name, config, seed, index)[1]['question']
 
 
 def _score(
-  name: str, config: dict, seed: int, index: int, digest: str, answer: str
-) -> float:
-  data = _dataset(name, tuple(config.items()), seed, index + 1)
-  entry = data[index]
+  name: str, config: dict, seed: int, index: int, digest: str, answer: str,
+  grade_s: float,
+) -> float:  # fmt: skip
+  data, entry = entry_of(name, config, seed, index)
   if _digest(entry['question']) != digest:
     raise RuntimeError(
       f'{name}, seed {seed}, index {index} is another question now: the tasks '
       'were made by another version of reasoning-gym; make them anew'
     )
+  # From here on the policy decides how much work there is.
+  apart_worker.allow_cpu(grade_s)
   try:
     return float(data.score_answer(answer, entry))
   except Exception:  # an answer that is not in the form that was asked for
