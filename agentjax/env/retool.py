@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agentjax.env import dapo
-from agentjax.types import Message, ToolCall
+from agentjax.types import Message, Reward, Task, ToolCall
 
 TOOL = 'code_interpreter'
 # What the recipe adds to a problem.
@@ -82,19 +82,33 @@ def plus_minus_one(right: bool) -> float:
   return 1.0 if right else -1.0
 
 
-def released_reward(right: bool, messages: int) -> float:
+def signed(
+  judge: Callable[[Task, str | None], bool],
+) -> Callable[[Task, str | None], Reward]:
+  """A `tool_environment.Judge` that pays 1 or -1; no answer is wrong."""
+
+  def judged(task: Task, answer: str | None) -> Reward:
+    right = bool(judge(task, answer))
+    return Reward(plus_minus_one(right), right)
+
+  return judged
+
+
+def released_reward(right: bool, messages: int | None) -> float:
   """As the recipe does: a wrong answer is less wrong by the tools it used.
 
-  `messages` counts those of the whole conversation: 2 without a call. Wrong
-  answers earn -1 and 0.05 more for each message beyond 2, at most -0.6.
+  `messages` counts those of the whole conversation: 2 without a call; None,
+  where nobody counted, is 1. Wrong answers earn -1 and 0.05 more for each
+  message beyond 2, at most -0.6.
   """
   if right:
     return 1.0
+  messages = 1 if messages is None else messages
   return min(-0.6, -1.0 + (messages - 2) / 2 * 0.1)
 
 
 def released_score(
-  text: str, golden: str, messages: int
+  text: str, golden: str, messages: int | None
 ) -> tuple[float, dapo.Verdict]:
   """(reward, verdict) of the recipe, with its strict reading of the box."""
   verdict = dapo.released_box(text, golden)

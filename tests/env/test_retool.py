@@ -6,7 +6,8 @@ import io
 import pytest
 
 from agentjax.env import retool
-from agentjax.types import Message, ToolCall
+from agentjax.env.tool_environment import ToolEnvironment
+from agentjax.types import Message, Reward, Status, Task, ToolCall
 
 
 def run(code):
@@ -56,6 +57,25 @@ def test_rewards_of_paper_and_recipe():
   assert wrong == pytest.approx([-1.0, -0.9, -0.6, -0.6])
   # Its prompt shows quotes, which its reading does not take off.
   assert retool.released_score("\\boxed{'42'}", '42', 2)[0] == -1.0
+
+
+def test_a_judge_that_pays_one_or_minus_one():
+  judge = retool.signed(lambda task, answer: answer == '42')
+  task = Task('t', ())
+  assert judge(task, '42') == Reward(1.0, True)
+  assert judge(task, '41') == judge(task, None) == Reward(-1.0, False)
+  assert retool.released_reward(False, None) == -1.05
+  # In an environment, an episode without an answer is wrong as well.
+  env = ToolEnvironment([], judge)
+  env.reset(task)
+  assert env.verify(Status.TOKEN_LIMIT).value == -1.0
+
+
+def test_what_is_not_there_cannot_be_right():
+  env = ToolEnvironment([], lambda task, answer: True)
+  env.reset(Task('t', ()))
+  with pytest.raises(ValueError, match='not there'):
+    env.verify(Status.TURN_LIMIT)
 
 
 ROW = [
