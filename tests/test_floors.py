@@ -40,6 +40,9 @@ FLOORS = {
   'agentjax.recorder': 2,
   'agentjax.curriculum': 2,
   'agentjax.buffer': 2,
+  'agentjax.refill': 2,
+  'agentjax.dense': 2,
+  'agentjax.datasets': 2,
   'agentjax.plots': 2,
   'agentjax.progress': 2,
   'agentjax.tally': 2,
@@ -83,6 +86,9 @@ PARTS = {
   'agentjax.forward': {'agentjax.model', 'agentjax.rl'},
   'agentjax.checkpoint': {'agentjax.model'},
   'agentjax.recorder': {'agentjax.events'},
+  'agentjax.refill': {'agentjax.rl'},
+  'agentjax.dense': {'agentjax.model', 'agentjax.env'},
+  'agentjax.datasets': {'agentjax.env'},
 }
 
 # The arrows between siblings: the run evaluates, starts cold, and ends with

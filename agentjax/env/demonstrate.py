@@ -9,7 +9,7 @@ Putting the acts into a chat format is the caller's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from agentjax.env.base import Environment, Opening
@@ -26,16 +26,20 @@ from agentjax.types import (
 
 @dataclasses.dataclass(frozen=True)
 class Act:
-  """One assistant turn: calls, or a final answer."""
+  """One assistant turn: calls, or a final answer; a thought before them."""
 
   calls: tuple[ToolCall, ...] = ()
   answer: str | None = None
+  thought: str | None = None
 
   def as_turn(self) -> Turn:
     """As a chat format would have read it."""
     if self.calls:
-      return Turn('', Verdict.CALLS, calls=self.calls)
-    return Turn(self.answer or '', Verdict.ANSWER, answer=self.answer)
+      return Turn('', Verdict.CALLS, calls=self.calls, thought=self.thought)
+    return Turn(
+      self.answer or '', Verdict.ANSWER, answer=self.answer,
+      thought=self.thought,
+    )  # fmt: skip
 
 
 # Yields acts, is sent the bodies of the observations; an answer is the last.
@@ -53,13 +57,21 @@ class Demonstration:
   reward: Reward
 
 
-def call(name: str, **arguments: Any) -> Act:
+def call(name: str, *, thought: str | None = None, **arguments: Any) -> Act:
   """An act with one call."""
-  return Act((ToolCall(name, arguments),))
+  return Act((ToolCall(name, arguments),), thought=thought)
 
 
-def demonstrate(env: Environment, task: Task, expert: Expert) -> Demonstration:
+def demonstrate(
+  env: Environment,
+  task: Task,
+  expert: Expert,
+  as_turn: Callable[[Act], Turn] = Act.as_turn,
+) -> Demonstration:
   """Runs `expert` on `task` in `env`, which is closed afterwards.
+
+  `as_turn` says what the environment is given for an act: an environment that
+  reads the turn's text wants it written out.
 
   Raises:
     RuntimeError: the expert stopped before the episode ended.
@@ -70,7 +82,7 @@ def demonstrate(env: Environment, task: Task, expert: Expert) -> Demonstration:
     opening = env.reset(task)
     act = next(expert)
     while True:
-      step = env.step(act.as_turn())
+      step = env.step(as_turn(act))
       acts.append((act, step.observations))
       if step.status is not None:
         reward = env.verify(step.status)

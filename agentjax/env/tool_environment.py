@@ -28,8 +28,8 @@ from agentjax.types import (
   Verdict,
 )
 
-# (task, final answer or None) -> is it right?
-Judge = Callable[[Task, str | None], bool]
+# (task, final answer or None) -> is it right? Or a reward of its own.
+Judge = Callable[[Task, str | None], bool | Reward]
 
 
 class ToolEnvironment:
@@ -37,7 +37,8 @@ class ToolEnvironment:
 
   Args:
     tools: on offer; a name may stand only once.
-    judge: decides the reward, 1 or 0, of the final answer.
+    judge: decides the reward of the final answer, 1 or 0 or one of its own;
+      it is asked of None where the episode has no answer.
     max_calls: tool calls in one episode; more are refused, each a failure.
     max_failures: wrong calls and unreadable turns that are forgiven. The next
       ends the episode with TOOL_FAILURE or PARSE_FAILURE.
@@ -103,18 +104,20 @@ class ToolEnvironment:
 
   def verify(self, status: Status) -> Reward:
     """See `Environment`. Success needs an answer, given at the end."""
-    right = (
-      status is Status.DONE
-      and self._status is Status.DONE
-      and self._answer is not None
-      and self._judge(self._task, self._answer)
-    )
+    ended = status is Status.DONE and self._status is Status.DONE
+    judged = self._judge(self._task, self._answer if ended else None)
+    if not isinstance(judged, Reward):
+      judged = Reward(float(judged), bool(judged))
+    if judged.success and (not ended or self._answer is None):
+      raise ValueError(
+        f'task {self._task.id!r}: an answer that is not there was judged right'
+      )
     parts = {
       'answered': float(self._answer is not None),
       'calls': float(self._calls),
       'failures': float(self._failures),
     }
-    return Reward(float(right), bool(right), parts)
+    return Reward(judged.value, judged.success, parts | dict(judged.parts))
 
   def sandbox_records(self) -> tuple[SandboxRecord, ...]:
     """See `Environment`: those of the tools, in the order of the tools."""

@@ -92,6 +92,22 @@ def informative(metric_N, groups_N, valid_N) -> np.ndarray:
   return varies(metric_N, labels(groups_N, valid_N))
 
 
+def released_informative(metric_N, groups_N, valid_N) -> np.ndarray:
+  """bool[N]: as the DAPO recipe filters: by np.std > 0, or a group of one.
+
+  The deviation of equal numbers may be above 0 by rounding ([0.7] * 3), and
+  one that is no number drops its group.
+  """
+  metric = np.asarray(metric_N, np.float64)
+  label = labels(groups_N, valid_N)
+  out = np.zeros(label.shape, bool)
+  for number in np.unique(label[label >= 0]):
+    members = label == number
+    alone = np.count_nonzero(members) == 1
+    out[members] = alone or bool(np.std(metric[members]) > 0)
+  return out
+
+
 def group_shares(metric_N, groups_N, valid_N) -> dict[str, float]:
   """Shares of the groups: without variance, and with one valid member.
 

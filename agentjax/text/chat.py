@@ -148,12 +148,16 @@ class Chat:
     return max(len(vocab.token_bytes(i)) for i in range(vocab.size))
 
   def render_turn(
-    self, calls: Sequence[ToolCall] = (), answer: str | None = None
+    self,
+    calls: Sequence[ToolCall] = (),
+    answer: str | None = None,
+    thought: str | None = None,
   ) -> np.ndarray:
     """int32[n]: what a policy would have sampled to say this.
 
     For demonstrations. The ids end as sampling would have stopped: with a
-    stop string, else with the end of the turn.
+    stop string, else with the end of the turn. They begin behind
+    `turn_prefix`, where the text begins with it.
 
     Raises:
       ValueError: the format has no way to write a call.
@@ -161,6 +165,9 @@ class Chat:
     syntax = self.format.syntax
     content = '' if answer is None else syntax.answer(answer)
     text = syntax.write(Message('assistant', content, tuple(calls)))
+    if thought is not None:
+      text = thought.join(self.format.thought) + text
+    text = text.removeprefix(self.turn_prefix)
     ids = self.vocab.encode(text)
     if syntax.stop_strings and text.endswith(syntax.stop_strings):
       return ids

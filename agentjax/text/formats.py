@@ -266,6 +266,12 @@ CODE = {
 
 search_r1 = plain_tags('search_r1', SEARCH)
 search_r1_qwen2_5 = with_tags(qwen2_5, 'search_r1_qwen2_5', SEARCH)
+# As the released code, which cuts a block that is too long without a mark; the
+# environment's `released_information` goes with them.
+search_r1_released = plain_tags('search_r1_released', SEARCH, cut_mark='')
+search_r1_released_qwen2_5 = with_tags(
+  qwen2_5, 'search_r1_released_qwen2_5', SEARCH, cut_mark=''
+)
 retool_qwen2_5 = with_tags(qwen2_5, 'retool_qwen2_5', CODE)
 smollm2_code = with_tags(smollm2, 'smollm2_code', CODE)
 
