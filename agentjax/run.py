@@ -75,16 +75,7 @@ class Run:
     self.step = 0
     self.state: State | None = None
     self.anchor = Anchor(o, self.learner)
-    self.totals = {
-      'seconds': 0.0,
-      'tokens_sampled': 0,
-      'tokens_prefilled': 0,
-      'tokens_expected': 0,
-      'tokens_reprefill': 0,
-      'max_logprob_gap': 0.0,
-      'compilations_after_warmup': 0,
-      'skipped_updates': 0,
-    }
+    self.totals = dict(tally.NOTHING)
     self.evaluations: dict[str, Any] = {}
     self.last: tuple[list[Group], dict[str, np.ndarray]] = ([], {})
     self.summary: dict[str, Any] | None = None  # of a run that is finished
@@ -368,12 +359,15 @@ class Run:
       raise alarm
 
   def _count(self, groups: Sequence[Group], collected: CollectStats) -> None:
-    """Adds to the totals what a draw cost, and what it should have cost."""
-    self.totals['tokens_expected'] += tally.expected_prefill(groups)
+    """Adds to the totals what a draw cost."""
     stats = self.engine.stats
-    self.totals['tokens_sampled'] += stats.tokens_sampled
-    self.totals['tokens_prefilled'] += stats.tokens_prefilled
-    self.totals['tokens_reprefill'] += collected.tokens_reprefill
+    tally.add_cost(
+      self.totals,
+      groups,
+      sampled=stats.tokens_sampled,
+      prefilled=stats.tokens_prefilled,
+      reprefill=collected.tokens_reprefill,
+    )
     self.engine.stats = type(stats)()
 
   # ---- evaluation, saving, the end ----------------------------------------

@@ -1,6 +1,6 @@
 """Numbers of a draw: what came of its trajectories, and what they cost.
 
-Floor 2. Pure functions of records; they know no engine and no run.
+Floor 2. Functions of records; they know no engine and no run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,18 @@ from agentjax.types import Group, Status, Trajectory
 _TIMED = frozenset(
   {'slot_occupancy', 'rows_parked', 'parked_bytes', 'calls_given_up'}
 )
+
+# The totals of a run that has done nothing yet.
+NOTHING = {
+  'seconds': 0.0,
+  'tokens_sampled': 0,
+  'tokens_prefilled': 0,
+  'tokens_expected': 0,
+  'tokens_reprefill': 0,
+  'max_logprob_gap': 0.0,
+  'compilations_after_warmup': 0,
+  'skipped_updates': 0,
+}
 
 
 def is_clock(name: str) -> bool:
@@ -38,6 +50,26 @@ def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     'model_tokens': sum(t.model_tokens for t in trajectories)
     / len(trajectories),
   }
+
+
+def add_cost(
+  totals: dict[str, float],
+  groups: Sequence[Group],
+  *,
+  sampled: int,
+  prefilled: int,
+  reprefill: int,
+) -> None:
+  """Adds to a run's totals what a draw cost, and what it should have cost.
+
+  Args:
+    sampled, prefilled: tokens, as the engine counted them. reprefill: those
+      that it would have run without a KV state over tool calls.
+  """
+  totals['tokens_expected'] += expected_prefill(groups)
+  totals['tokens_sampled'] += sampled
+  totals['tokens_prefilled'] += prefilled
+  totals['tokens_reprefill'] += reprefill
 
 
 def expected_prefill(groups: Sequence[Group]) -> int:
