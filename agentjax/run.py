@@ -361,13 +361,7 @@ class Run:
   def _count(self, groups: Sequence[Group], collected: CollectStats) -> None:
     """Adds to the totals what a draw cost."""
     stats = self.engine.stats
-    tally.add_cost(
-      self.totals,
-      groups,
-      sampled=stats.tokens_sampled,
-      prefilled=stats.tokens_prefilled,
-      reprefill=collected.tokens_reprefill,
-    )
+    tally.add_cost(self.totals, groups, stats, collected.tokens_reprefill)
     self.engine.stats = type(stats)()
 
   # ---- evaluation, saving, the end ----------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,22 +54,17 @@ def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def add_cost(
-  totals: dict[str, float],
-  groups: Sequence[Group],
-  *,
-  sampled: int,
-  prefilled: int,
-  reprefill: int,
+  totals: dict[str, float], groups: Sequence[Group], engine: Any, reprefill: int
 ) -> None:
   """Adds to a run's totals what a draw cost, and what it should have cost.
 
   Args:
-    sampled, prefilled: tokens, as the engine counted them. reprefill: those
-      that it would have run without a KV state over tool calls.
+    engine: its counts, `tokens_sampled` and `tokens_prefilled`. reprefill:
+      tokens that it would have run without a KV state over tool calls.
   """
   totals['tokens_expected'] += expected_prefill(groups)
-  totals['tokens_sampled'] += sampled
-  totals['tokens_prefilled'] += prefilled
+  totals['tokens_sampled'] += engine.tokens_sampled
+  totals['tokens_prefilled'] += engine.tokens_prefilled
   totals['tokens_reprefill'] += reprefill
 
 
