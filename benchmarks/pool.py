@@ -114,12 +114,12 @@ def memory_mib(sandbox: Sandbox) -> float:
 
   Proportional set size: a page that many share counts as its part in each.
   """
-  pids = []
+  pids, mark = [], mark_of(sandbox)
   for path in pathlib.Path('/proc').glob('[0-9]*'):
     with contextlib.suppress(OSError):
       text = (path / 'cgroup').read_text()
       words = (path / 'cmdline').read_bytes().decode('utf-8', 'replace')
-      if mark_of(sandbox) in text or mark_of(sandbox) in words:
+      if mark in text or mark in words:
         pids.append(path)
   total = 0
   for path in pids:

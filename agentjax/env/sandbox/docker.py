@@ -41,7 +41,7 @@ from agentjax.env.sandbox.spec import CallStatus, SandboxSpec
 _PYTHON = 'python3'
 _CLOSE_S = 3.0
 _REMOVE_S = 30.0
-_GONE_S = 2.0
+_GONE_S = 20.0
 _log = logging.getLogger(__name__)
 
 
