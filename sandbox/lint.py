@@ -44,6 +44,7 @@ _PRIVATE = b'PRIVATE KEY-----'
 _CACHES = (
   ('var/lib/apt/lists', 'a package list'),
   ('var/cache/apt/archives', 'a package'),
+  ('var/cache/apt', 'a cache'),
   ('root/.cache', 'a cache'),
   ('root/.ssh', 'a key'),
 )

@@ -61,6 +61,7 @@ DIR, LINK, DEVICE = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE
     ('var/lib/apt/lists/deb_main_Packages', {}, 'a package list'),
     ('var/cache/apt/archives/git.deb', {}, 'a package'),
     ('root/.cache/pip/http/x', {}, 'a cache'),
+    ('var/cache/apt/pkgcache.bin', {}, 'a cache'),
     ('opt/wheels/fix-1-py3-none-any.whl', {}, 'a package of Python'),
     ('usr/bin/su', {'mode': 0o4755}, 'runs as its owner or group (mode 4755)'),
     ('var/mail', {'mode': 0o2775, 'type': DIR}, 'runs as its owner or group'),
