@@ -33,6 +33,9 @@ IMAGES = pathlib.Path(__file__).parent / 'images'
 SUITE = 'bookworm'
 LABEL = 'agentjax.packages'
 EPOCH = '1764547200'  # no file is younger, so that equal packages are equal
+# The root is merged from the start, as Debian's own images are: else a package
+# that merges it comes in, with all of Perl.
+_MERGED = ('usr-is-merged', '/usr/share/mmdebstrap/hooks/merged-usr')
 _LEFT_OUT = ('man', 'doc', 'locale', 'info', 'lintian')
 _REMOVED = (
   'var/lib/apt/lists/*',
@@ -114,8 +117,8 @@ def make(name: str, folder: pathlib.Path, mirror: str | None) -> str:
       '--variant=essential',
       '--skip=download/empty',
       '--skip=essential/unlink',
-      '--skip=cleanup/apt/cache',
-      f'--include={",".join(packages(name))}',
+      f'--include={",".join([_MERGED[0], *packages(name)])}',
+      f'--hook-dir={_MERGED[1]}',
       '--components=main',
       '--aptopt=Acquire::Languages "none"',
       *(f'--dpkgopt=path-exclude=/usr/share/{n}/*' for n in _LEFT_OUT),
@@ -209,9 +212,18 @@ def _build_all(missing: list[str], args: argparse.Namespace) -> None:
 
 
 def _run(command: list[str], **environment: str) -> None:
-  done = subprocess.run(command, env={**os.environ, **environment})
+  """Runs a program; what it said is shown where it fails."""
+  done = subprocess.run(
+    command,
+    env={**os.environ, **environment},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    errors='replace',
+  )
   if done.returncode:
-    sys.exit(f'{command[0]} failed with exit code {done.returncode}')
+    said = '\n'.join(done.stdout.splitlines()[-30:])
+    sys.exit(f'{said}\n{command[0]} failed with exit code {done.returncode}')
 
 
 if __name__ == '__main__':

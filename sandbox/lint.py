@@ -2,15 +2,16 @@
 
     python sandbox/lint.py IMAGE [...]
 
-Compilers, repositories, answers, keys, caches, files that run as somebody
-else, files that anybody may change, links and devices that lead out; in every
-layer, so that what a later layer removed is found as well. Exit code 1 where
-there is any. An image's folder may hold a file `allowed`: one pattern a line,
-of paths that are meant to be there, with the reason behind a #.
+Compilers, repositories, answers, keys, caches, links and devices that lead out:
+in every layer, so that what a later layer removed is found as well. Files that
+run as somebody else or that anybody may change: as the last layer leaves them.
+Exit code 1 where there is any. An image's folder may hold a file `allowed`: one
+pattern a line, of paths that are meant to be there, with the reason behind a #.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import json
 import os
@@ -44,6 +45,7 @@ _PRIVATE = b'PRIVATE KEY-----'
 _CACHES = (
   ('var/lib/apt/lists', 'a package list'),
   ('var/cache/apt/archives', 'a package'),
+  ('var/cache/apt', 'a cache'),
   ('root/.cache', 'a cache'),
   ('root/.ssh', 'a key'),
 )
@@ -60,21 +62,62 @@ def allowed(folder: pathlib.Path) -> list[str]:
   return [p for p in patterns if p]
 
 
-def archive(stream: BinaryIO, patterns: Sequence[str] = ()) -> list[str]:
-  """What is wrong with a root file system as a tar: `path: reason` each."""
-  wrong = []
+@dataclasses.dataclass
+class Layer:
+  """What is wrong with a layer, `path: reason` each.
+
+  Attributes:
+    wrong: whatever comes behind it. rights: of every path, what is wrong with
+      its rights, if another layer does not change them. gone: paths that it
+      removes from the layers below.
+  """
+
+  wrong: list[str]
+  rights: dict[str, list[str]]
+  gone: list[str]
+
+
+def layer(stream: BinaryIO, patterns: Sequence[str] = ()) -> Layer:
+  """Reads a tar once, from its beginning to its end."""
+  out = Layer([], {}, [])
   with tarfile.open(fileobj=stream, mode='r|*') as members:
     for member in members:
       path = posixpath.normpath(member.name).lstrip('/')
-      if path.split('/')[-1].startswith('.wh.'):  # a layer's mark of a removal
+      folder, name = posixpath.split(path)
+      if name.startswith('.wh.'):  # a layer's mark of a removal
+        inside = name == '.wh..wh..opq'
+        removed = name.removeprefix('.wh.')
+        out.gone.append(folder if inside else posixpath.join(folder, removed))
         continue
+      out.rights[path] = []
       if any(fnmatch.fnmatch(path, p) for p in patterns):
         continue
       content = b''
       if member.isreg() and member.size <= _SMALL and _may_be_key(path):
         content = members.extractfile(member).read()
-      wrong += [f'{path}: {why}' for why in reasons(member, path, content)]
-  return wrong
+      out.wrong += [f'{path}: {why}' for why in reasons(member, path, content)]
+      out.rights[path] = [f'{path}: {why}' for why in _rights(member, path)]
+  return out
+
+
+def archive(stream: BinaryIO, patterns: Sequence[str] = ()) -> list[str]:
+  """What is wrong with a root file system as a tar."""
+  return _together([layer(stream, patterns)])
+
+
+def _together(layers: Sequence[Layer]) -> list[str]:
+  """What is wrong with layers, the lowest first."""
+  wrong: list[str] = []
+  rights: dict[str, list[str]] = {}
+  for one in layers:
+    wrong += one.wrong
+    for gone in one.gone:
+      for path in [p for p in rights if f'{p}/'.startswith(f'{gone}/')]:
+        del rights[path]
+    rights |= one.rights
+  return sorted(
+    {*wrong, *(line for lines in rights.values() for line in lines)}
+  )
 
 
 def _may_be_key(path: str) -> bool:
@@ -84,7 +127,7 @@ def _may_be_key(path: str) -> bool:
 def reasons(
   member: tarfile.TarInfo, path: str, content: bytes = b''
 ) -> Iterator[str]:
-  """Why a member of a root file system should not be there."""
+  """Why a member should not be there, whatever its rights."""
   folder, name = posixpath.split(path)
   parts = path.split('/')
   if parts[0] == '..':
@@ -105,7 +148,6 @@ def reasons(
       yield what
   if '.cache/pip' in path and member.isreg() or name.endswith('.whl'):
     yield 'a package of Python'
-  yield from _rights(member, path)
   if member.issym() or member.islnk():
     base = folder if member.issym() else ''
     to = posixpath.normpath(posixpath.join('/', base, member.linkname))
@@ -129,32 +171,44 @@ def _rights(member: tarfile.TarInfo, path: str) -> Iterator[str]:
 
 
 def image(name: str, patterns: Sequence[str] = ()) -> list[str]:
-  """What is wrong with an image of the engine, layer by layer."""
+  """What is wrong with an image of the engine."""
   command = ['docker', 'save', name]
-  wrong, layers = [], 0
+  layers: dict[str, Layer] = {}
+  wrong, order = [], []
   with subprocess.Popen(
     command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
   ) as save:
     try:
       with tarfile.open(fileobj=save.stdout, mode='r|') as members:
         for member in members:
+          if member.issym():  # a layer that stands somewhere else, too
+            layers[member.name] = Layer([], {}, [])
           if not member.isreg():
             continue
           inner = members.extractfile(member)
-          if member.name.endswith('.json'):
+          if member.name == 'manifest.json':
+            order = json.loads(inner.read())[0]['Layers']
+          elif member.name.endswith('.json'):
             wrong += _config(inner.read())
-            continue
-          try:
-            wrong += archive(inner, patterns)
-            layers += 1
-          except tarfile.ReadError:  # no layer
-            continue
+          else:
+            wrong += _read_blob(member.name, inner, layers, patterns)
     except tarfile.ReadError:
       pass  # the engine had nothing to say; its words are below
     said = save.stderr.read().decode('utf-8', 'replace').strip()
-  if save.returncode or not layers:
-    sys.exit(f'docker save {name} failed: {said or "it has no layers"}')
-  return sorted(set(wrong))
+  if save.returncode or not order or set(order) - set(layers):
+    sys.exit(f'docker save {name} failed: {said or "layers are missing"}')
+  return sorted({*wrong, *_together([layers[n] for n in order])})
+
+
+def _read_blob(name, stream, layers, patterns) -> list[str]:
+  """A layer goes to `layers`; of a config what is wrong is returned."""
+  if stream.peek(1)[:1] == b'{':
+    return _config(stream.read())
+  try:
+    layers[name] = layer(stream, patterns)
+  except tarfile.ReadError:  # neither, or a layer without a file
+    layers[name] = Layer([], {}, [])
+  return []
 
 
 def _config(data: bytes) -> list[str]:

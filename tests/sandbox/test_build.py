@@ -51,7 +51,7 @@ def build(*arguments, **environment):
 
 
 def spec_of(name):
-  """A spec of that image, where the engine has it."""
+  """A spec of that image, where the engine has it from this script."""
   spec = dataclasses.replace(SandboxSpec(), image=BUILD.tag_of(name))
   try:
     choose_backend(spec, 'docker')
@@ -59,6 +59,10 @@ def spec_of(name):
   except InfraError as error:
     reason = str(error)
   require('docker', not reason, reason)
+  made = (BUILD.label(spec.image) or '').startswith('sha256:')
+  require(
+    spec.image, made, 'it is of an older script: python3 sandbox/build.py'
+  )
   return spec
 
 
