@@ -37,7 +37,7 @@ def take_signals(wakeup):
   it.
   """
   signal.pthread_sigmask(signal.SIG_SETMASK, ())
-  for number in signal.valid_signals() - set(_IGNORED_BY_PYTHON):
+  for number in signal.valid_signals() - set(_IGNORED):
     if signal.getsignal(number) is signal.SIG_IGN:
       signal.signal(number, signal.SIG_DFL)
   signal.signal(signal.SIGINT, signal.SIG_IGN)
