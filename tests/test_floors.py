@@ -23,6 +23,7 @@ FLOORS = {
   'agentjax.records': 0,
   'agentjax.sandbox_record': 0,
   'agentjax.env.sandbox.runner': 0,  # goes into the sandbox: knows nobody
+  'agentjax.env.sandbox.after': 0,  # a program of its own: knows nobody
   'agentjax.text': 1,
   'agentjax.model': 1,
   'agentjax.env': 1,

@@ -116,7 +116,7 @@ def killed_at_random(backend, busy, points, seed, tmp_path):
     slowest = max(slowest, time.monotonic() - began)
     # And what is no process goes with the reaper: groups, journals.
     done = subprocess.run(
-      [sys.executable, '-m', 'agentjax.env.sandbox.reaper'],
+      [sys.executable, '-m', 'agentjax.env.sandbox', 'reap'],
       env=state, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

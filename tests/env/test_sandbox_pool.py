@@ -215,9 +215,7 @@ def test_what_died_or_grew_old_while_idle_is_not_handed_out(started):
     dead = started.made[1]
     dead.is_open = False
     assert pool.acquire()._inner is started.made[2]
-    pool._idle_s = 0.0
     assert wait_until(lambda: pool.stats().idle == 2)
-    pool._idle_s = 60.0
     old = [s for _, s in pool._idle]
     pool._idle = pool_module.deque((0.0, s) for s in old)
     fresh = pool.acquire()
@@ -225,6 +223,18 @@ def test_what_died_or_grew_old_while_idle_is_not_handed_out(started):
     assert wait_until(lambda: all(s.closed for s in [dead, *old]))
     assert pool.stats().ends == {'lost': 1, 'expired': 2}
     first.close()
+
+
+def test_one_that_nobody_asks_any_more_falls_asleep(started, monkeypatch):
+  monkeypatch.setattr(pool_module, '_WATCH_S', 0.05)
+  with Pool(SPEC, warm=2, starters=1, idle_s=0.5) as pool:
+    pool.acquire().close()
+    assert wait_until(lambda: pool.stats().idle == 2)
+    assert wait_until(lambda: pool.stats().ends.get('expired') == 2)
+    time.sleep(0.3)
+    assert pool.stats().idle == 0 and len(started.made) == 3
+    pool.acquire().close()
+    assert wait_until(lambda: pool.stats().idle == 2)
 
 
 def test_an_outage_is_waited_for(started):

@@ -242,7 +242,7 @@ def test_r18_another_trainer_is_not_touched(container, state):
 def test_the_command_says_what_it_removed(container, state):
   over = container(labels(DEAD))
   done = subprocess.run(
-    [sys.executable, '-m', 'agentjax.env.sandbox.reaper'],
+    [sys.executable, '-m', 'agentjax.env.sandbox', 'reap'],
     capture_output=True, text=True, timeout=60,
   )  # fmt: skip
   assert (done.returncode, done.stderr) == (0, '')

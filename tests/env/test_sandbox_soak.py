@@ -14,7 +14,7 @@ import episodes
 import pytest
 from sandboxes import SPEC
 
-from agentjax.env.sandbox import Call, CallStatus
+from agentjax.env.sandbox import Call, CallStatus, open_sandbox
 from agentjax.env.sandbox.engines import Engine
 from agentjax.env.sandbox.owner import RUN
 from agentjax.env.sandbox.pool import Pool
@@ -259,3 +259,24 @@ def test_r10_warm_ones_are_quick(backend):
       times.append(time.monotonic() - began)
       sandbox.close()
   assert statistics.median(times) < 0.005
+
+
+@pytest.mark.long
+def test_r10_cold_ones_and_32(backend):
+  cold = []
+  for _ in range(10):
+    began = time.monotonic()
+    with open_sandbox(SPEC, backend) as sandbox:
+      sandbox.call(Call(argv=['true']))
+      cold.append(time.monotonic() - began)
+  with Pool(SPEC, backend, warm=32) as pool:
+    began = time.monotonic()
+    pool.acquire().close()
+    while pool.stats().idle < 32 and time.monotonic() - began < 60:
+      time.sleep(0.02)
+    many = time.monotonic() - began
+  print(
+    f'R10: {backend}: cold median {statistics.median(cold):.3f} s, 32 warm '
+    f'in {many:.2f} s, load {os.getloadavg()[0]:.1f}'
+  )
+  assert statistics.median(cold) < 0.8 and many < 15

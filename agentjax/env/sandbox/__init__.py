@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox.owner import Tag
+from agentjax.env.sandbox.reaper import reap, reap_after_this_process
 from agentjax.env.sandbox.snapshot import Entry, Snapshot
 from agentjax.env.sandbox.spec import (
   Call,
@@ -148,23 +149,13 @@ def starter(
   return open_bwrap
 
 
-def reap(hosts: Sequence[str] = ()) -> list[str]:
-  """Removes what dead runs have left; see `reaper.reap`."""
-  # Imported here, as the module is a command too.
-  from agentjax.env.sandbox import reaper
-
-  return reaper.reap(hosts)
-
-
 @functools.cache
 def reap_once() -> None:
   """Once in a process: reaps, and sees to it that this is done after it."""
-  from agentjax.env.sandbox import reaper
-
   # What cannot be removed now is the next run's: it harms nobody but the disk.
   with contextlib.suppress(InfraError, OSError):
     reap()
-  reaper.reap_after_this_process()
+  reap_after_this_process()
 
 
 def _check(name: str, spec: SandboxSpec, engines: Engines | None) -> None:

@@ -73,7 +73,8 @@ class Pool:
       as many as there are episodes in flight.
     deadline_s: that `acquire` waits, unless told otherwise; longer than an
       engine needs to be started again.
-    idle_s: after which one that nobody took is replaced.
+    idle_s: after which one that nobody took is replaced, or if nobody has
+      taken any for as long, is not.
     run, role: of the labels. hosts: of Docker engines; empty is that of
       DOCKER_HOST. floor_bytes: see `Engine`; None is its default.
     breaker: stops starts and acquires while too many fail.
@@ -113,6 +114,7 @@ class Pool:
     self._idle: deque[tuple[float, Sandbox]] = deque()
     self._busy: set[Leased] = set()
     self._starting = self._waiting = 0
+    self._asked = 0.0  # when `acquire` was called last, monotonic
     self._failure: _Failure | None = None
     self._threads: list[threading.Thread] = []
     self._reaper: Reaper | None = None
@@ -142,6 +144,7 @@ class Pool:
           f'({self._most}), or run fewer episodes at once'
         )
       self._waiting += 1
+      self._asked = time.monotonic()
       self._change.notify_all()
       try:
         inner = self._take(began, wait_s)
@@ -289,7 +292,9 @@ class Pool:
 
   def _wanted(self) -> bool:
     here = len(self._idle) + self._starting
-    if here >= self._warm + self._waiting:
+    # One that nobody asks any more does not renew what nobody took.
+    asked = time.monotonic() - self._asked < self._idle_s
+    if here >= (self._warm if asked else 0) + self._waiting:
       return False
     if here + len(self._busy) >= self._most or self.breaker.rest():
       return False

@@ -2,7 +2,7 @@
 
 Floor 1, env/sandbox. The last of the nets under a sandbox, and a command:
 
-    python -m agentjax.env.sandbox.reaper [--host HOST ...]
+    python -m agentjax.env.sandbox reap [--host HOST ...]
 
 What may go is marked as ours, and its owner is certainly dead or its lease is
 over (`owner.is_over`). Containers are found by label, on every engine that is
@@ -13,12 +13,12 @@ their name and in the journal; their mounts end with them.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import functools
 import logging
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -28,20 +28,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentjax.env.base import InfraError
-from agentjax.env.sandbox import cgroup, journal, owner
+from agentjax.env.sandbox import after, cgroup, journal, owner
 from agentjax.env.sandbox.bounds import Overdue, within
 from agentjax.env.sandbox.journal import Entry
 
 EVERY_S = 60.0
 _ENGINE_S = 60.0
-# Of a process that waits for this one to end, and imports next to nothing.
-_AFTER = """
-import os, select, sys
-end = select.poll()
-end.register(os.pidfd_open(int(sys.argv[1])), select.POLLIN)
-end.poll()
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+_LIST_S = 10.0
 _NAME = re.compile(r'agentjax-[0-9a-f]{16}')
 _log = logging.getLogger(__name__)
 
@@ -94,9 +87,10 @@ def reap_after_this_process() -> None:
 @functools.cache
 def _begin_after(pid: int) -> None:
   path = os.pathsep.join(p for p in sys.path if p)
-  python = [sys.executable, '-m', 'agentjax.env.sandbox.reaper']
+  program, log = pathlib.Path(after.__file__), str(journal.own().path)
+  python = [sys.executable, '-m', 'agentjax.env.sandbox', 'reap']
   process = subprocess.Popen(
-    [sys.executable, '-I', '-S', '-c', _AFTER, str(pid), *python],
+    [sys.executable, '-I', '-S', str(program), str(pid), log, *python],
     stdin=subprocess.DEVNULL,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
@@ -196,7 +190,7 @@ def _sweep(host: str | None, names: set[str]) -> tuple[list[str], set[str]]:
     # Not containers.list(): it inspects each, and fails if one goes meanwhile.
     wanted = [
       (found['Names'][0].lstrip('/'), found['Id'])
-      for found in engine.ask(_labelled)
+      for found in engine.ask(_labelled, _LIST_S)
       if owner.is_over(found['Labels'])
     ]
   except (*ERRORS, InfraError) as error:
@@ -218,24 +212,3 @@ def _sweep(host: str | None, names: set[str]) -> tuple[list[str], set[str]]:
 
 def _labelled(client: Any) -> list[dict[str, Any]]:
   return client.containers(all=True, filters={'label': owner.OWNER})
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Prints what it removed, a name a line."""
-  parser = argparse.ArgumentParser(
-    prog='python -m agentjax.env.sandbox.reaper',
-    description='Removes the sandboxes that dead runs have left.',
-  )
-  parser.add_argument(
-    '--host', action='append', default=[], help='an engine; may be repeated'
-  )
-  removed = reap(parser.parse_args(argv).host)
-  for name in removed:
-    print(name)
-  print(f'{len(removed)} removed')
-  return 0
-
-
-if __name__ == '__main__':
-  with contextlib.suppress(KeyboardInterrupt):
-    raise SystemExit(main())
