@@ -1,11 +1,12 @@
 """Whole runs with the learner's other parts, and the configs that are refused.
 
-Each run is stopped halfway and goes on from its checkpoint: what critic,
-controller and reference have become must come back with it.
+Each run is taken back to its last but one checkpoint and goes on from there:
+what critic, controller and reference had become must come back with it.
 """
 
 import dataclasses
 import functools
+import shutil
 
 import numpy as np
 import optax
@@ -125,12 +126,16 @@ def rows(workdir):
 
 
 @EACH
-def test_a_run_goes_on_as_if_it_had_not_stopped(method, tmp_path):
+def test_a_run_goes_on_as_if_it_had_not_stopped(method, tmp_path, capsys):
   base = tiny_run.training(*SMALL)
   whole = method(base)
   summary = train(tmp_path / 'a', whole)
-  train(tmp_path / 'b', dataclasses.replace(whole, steps=2))
+  # As one that was killed before its last checkpoint: it had made all records.
+  shutil.copytree(tmp_path / 'a', tmp_path / 'b')
+  (tmp_path / 'b/summary.json').unlink()
+  shutil.rmtree(tmp_path / 'b/checkpoints' / str(summary['steps']))
   train(tmp_path / 'b', whole)
+  assert 'going on after step 8 of' in capsys.readouterr().out
   assert summary['compilations_after_warmup'] == 0
   assert summary['max_logprob_gap'] < 1e-4
   a, b = rows(tmp_path / 'a'), rows(tmp_path / 'b')
