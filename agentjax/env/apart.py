@@ -88,8 +88,8 @@ class Apart:
         the worker twice.
       InfraError: no worker came free or answered in `wall_s`, or workers are
         killed from outside.
-      RuntimeError: the function raised, which is a fault in it; or this is
-        closed.
+      RuntimeError: the function raised or cannot be imported, which is a fault
+        in it; or this is closed.
     """
     request = json.dumps(arguments).encode() + b'\n'
     died = ''
@@ -165,13 +165,20 @@ class _Worker:
       )
     except OSError as error:
       raise InfraError(f'no process for {function}: {error}') from error
-    self.alive = True
+    self.alive, self._started = True, False
 
   def ask(self, request: bytes, deadline: float) -> Any:
     """See `Apart.__call__`."""
     done = False
     try:
-      reply = json.loads(self._exchange(request, deadline))
+      if not self._started:
+        self._start(deadline)
+      try:
+        self._process.stdin.write(request)
+        self._process.stdin.flush()
+      except OSError:
+        self._raise_death()
+      reply = json.loads(self._line(deadline))
       done = reply.get('exhausted') is None
     finally:
       # After anything but an answer it may be in the middle of another.
@@ -182,12 +189,24 @@ class _Worker:
       raise RuntimeError(reply['error'])
     return reply['value']
 
-  def _exchange(self, request: bytes, deadline: float) -> bytes:
+  def _start(self, deadline: float) -> None:
+    """Waits for the worker's word that its function is there.
+
+    Raises:
+      RuntimeError: it is not, for instance because a package is missing. That
+        is nobody's answer, and no call can mend it.
+    """
     try:
-      self._process.stdin.write(request)
-      self._process.stdin.flush()
-    except OSError:
-      self._raise_death()
+      said = json.loads(self._line(deadline)).get('error')
+    except (Exhausted, _Died) as error:
+      if str(error).startswith('SIGKILL'):
+        raise
+      said = str(error)
+    if said:
+      raise RuntimeError(f'a worker does not start: {said}')
+    self._started = True
+
+  def _line(self, deadline: float) -> bytes:
     reply, pipe = b'', self._process.stdout
     while not reply.endswith(b'\n'):
       left = deadline - time.monotonic()

@@ -25,10 +25,19 @@ def main() -> None:
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   _limit(resource.RLIMIT_AS, int(memory_bytes))
   allow_cpu(float(starting_s))
-  for name in imports:
-    importlib.import_module(name)
   module, _, name = function.partition(':')
-  call = getattr(importlib.import_module(module), name)
+  try:
+    for imported in imports:
+      importlib.import_module(imported)
+    call = getattr(importlib.import_module(module), name)
+    started = {}
+  except Exception:
+    started = {'error': traceback.format_exc()}
+  # The first line says that calls may come, or why none can.
+  answers.write(json.dumps(started) + '\n')
+  answers.flush()
+  if started:
+    return
   for line in sys.stdin:
     allow_cpu(float(cpu_s))
     answers.write(json.dumps(_answer(call, json.loads(line))) + '\n')

@@ -125,6 +125,24 @@ def test_a_fault_of_the_function_is_neither(apart):
     apart('long')()
 
 
+@pytest.mark.parametrize(
+  ('function', 'options', 'says'),
+  [
+    ('no_such_module:f', {}, 'no_such_module'),
+    (f'{HERE}:no_such_function', {}, 'no_such_function'),
+    (f'{HERE}:pid', {'imports': ['no_such_package']}, 'no_such_package'),
+  ],
+)
+def test_a_function_that_is_not_there_is_no_answer(
+  apart, function, options, says
+):
+  """A grader whose package is missing must not make every answer wrong."""
+  with Apart(function, workers=1, **options) as missing:
+    for _ in range(2):
+      with pytest.raises(RuntimeError, match=f'does not start(.|\n)*{says}'):
+        missing()
+
+
 def test_no_more_processes_than_workers_and_each_call_its_own_answer(apart):
   add, found = apart('add', workers=2), {}
 

@@ -76,6 +76,20 @@ def test_a_tower_of_powers_hurts_nobody(same):
   assert same.exhausted - before in (0, 1, 2)  # may be refused before that
 
 
+@pytest.mark.parametrize(
+  'wrap',
+  [
+    '{}', '\\text{{{}}}', '\\operatorname{{{}}}(1)', '{}=1', 'x_{{{}}}',
+    '1,{}', '"{}"', '\\boxed{{{}}}',
+  ],
+)  # fmt: skip
+def test_nothing_that_a_policy_wrote_is_run(same, tmp_path, wrap):
+  path = tmp_path / 'touched'
+  code = f"__import__('pathlib').Path({str(path)!r}).touch()"
+  assert not same(wrap.format(code), '42')
+  assert not path.exists()
+
+
 def test_too_long_an_answer_is_not_looked_at(same):
   assert not same('1+' * equality.MAX_CHARS + '1', '42')
 
