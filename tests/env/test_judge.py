@@ -1,10 +1,12 @@
 """Judges on real sandboxes: verdicts, and faults of ours that are none."""
 
+import ast
 import contextlib
 import functools
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 
@@ -26,7 +28,7 @@ from agentjax.env.judge import (
   take,
   verdicts,
 )
-from agentjax.env.judge.submission import unpacked
+from agentjax.env.judge.submission import program_source, unpacked
 from agentjax.env.judge.workplace import Workplace
 from agentjax.env.sandbox import Call, SandboxSpec, open_sandbox
 
@@ -51,6 +53,22 @@ def opener(backend):
   return functools.partial(open_sandbox, judge_spec(SPEC), backend)
 
 
+# A container for each of many cases takes too long for every day.
+MOSTLY = ['bwrap', pytest.param('docker', marks=pytest.mark.long)]
+
+
+@pytest.fixture(params=MOSTLY)
+def open_mostly(request):
+  backend = backend_or_skip(request.param)
+  return functools.partial(open_sandbox, judge_spec(SPEC), backend)
+
+
+@pytest.fixture(params=MOSTLY)
+def mostly(request):
+  with open_sandbox(SPEC, backend_or_skip(request.param)) as sandbox:
+    yield sandbox
+
+
 def function(source, task=ADD):
   return Submission({'solution.py': source.encode()}), task.judge()
 
@@ -71,16 +89,16 @@ def test_each_input_in_a_process_of_its_own(opener):
   assert verdict(opener, source).reason is Reason.WRONG
 
 
-def test_the_deadline_is_of_one_process(opener):
+def test_the_deadline_is_of_one_process(open_mostly):
   source = 'import time\ndef add(a, b):\n  time.sleep(0.4)\n  return a + b'
   task = FunctionTask(
     'add', ADD.reference, ADD.edges, ADD.draw, draws=3, timeout_s=1.5
   )
-  assert verdict(opener, source, task).reason is Reason.TIMEOUT
+  assert verdict(open_mostly, source, task).reason is Reason.TIMEOUT
   each = FunctionTask(
     'add', ADD.reference, ADD.edges, ADD.draw, draws=3, timeout_s=1.5, batch=1
   )
-  assert verdict(opener, source, each).outcome is Outcome.PASS
+  assert verdict(open_mostly, source, each).outcome is Outcome.PASS
 
 
 def test_values_of_every_kind_travel(opener):
@@ -95,12 +113,12 @@ def test_values_of_every_kind_travel(opener):
   assert str(verdict(opener, source, nan)) == 'PASS'
 
 
-def test_a_reference_cannot_be_led_astray_by_its_input(opener):
+def test_a_reference_cannot_be_led_astray_by_its_input(open_mostly):
   task = FunctionTask('f', lambda x: x.pop(), [([1, 2],)], lambda rng: ([3],))
-  assert str(verdict(opener, 'def f(x):\n  return x[-1]', task)) == 'PASS'
+  assert str(verdict(open_mostly, 'def f(x):\n  return x[-1]', task)) == 'PASS'
 
 
-def test_hidden_inputs_differ_and_can_be_had_again(opener):
+def test_hidden_inputs_differ_and_can_be_had_again(open_mostly):
   seen = []
   task = FunctionTask(
     'f', lambda x: x, [], lambda rng: (rng.randint(0, 2**60),), draws=3
@@ -110,7 +128,9 @@ def test_hidden_inputs_differ_and_can_be_had_again(opener):
   )
   submission = Submission({'solution.py': b'def f(x):\n  return x\n'})
   for rng in (None, None, random.Random(1), random.Random(1)):
-    assert decide(submission, spied.judge(rng), opener).outcome is Outcome.PASS
+    assert (
+      decide(submission, spied.judge(rng), open_mostly).outcome is Outcome.PASS
+    )
   first, second, third, fourth = (seen[i : i + 3] for i in range(0, 12, 3))
   assert len(set(first + second + third)) == 9 and third == fourth
 
@@ -121,13 +141,15 @@ def test_an_answer_that_cannot_travel_is_the_tasks_fault(opener):
     verdict(opener, 'def f(x):\n  return x', task)
 
 
-def test_long_answers(opener):
+def test_long_answers(open_mostly):
   task = FunctionTask(
     'f', lambda n: 'x' * n, [(60_000,)] * 20, lambda rng: (1,)
   )
-  assert str(verdict(opener, 'def f(n):\n  return "x" * n', task)) == 'PASS'
+  assert (
+    str(verdict(open_mostly, 'def f(n):\n  return "x" * n', task)) == 'PASS'
+  )
   longer = FunctionTask('f', lambda n: 'x' * n, [(70_000,)], lambda rng: (1,))
-  found = verdict(opener, 'def f(n):\n  return "x" * n', longer)
+  found = verdict(open_mostly, source, longer)
   assert found.reason is Reason.BAD_REPLY
 
 
@@ -164,16 +186,16 @@ def test_modules_beside_it(opener):
     ('x = []\nwhile True: x.append(bytes(1 << 20))', Reason.OOM),
   ],
 )
-def test_programs(opener, source, reason):
+def test_programs(open_mostly, source, reason):
   task = ProgramTask(HELLO.reference, HELLO.edges, HELLO.draw, timeout_s=2.0)
-  found = verdict(opener, source, task)
+  found = verdict(open_mostly, source, task)
   assert found.reason is reason, found.details
 
 
-def test_a_program_whose_right_output_is_empty_is_refused(opener):
+def test_a_program_whose_right_output_is_empty_is_refused(open_mostly):
   task = ProgramTask(lambda text: '\n', ['1'], lambda rng: '1')
   with pytest.raises(ValueError, match='correct the task'):
-    verdict(opener, 'pass', task)
+    verdict(open_mostly, 'pass', task)
 
 
 # ---- what is handed in -----------------------------------------------------
@@ -234,8 +256,8 @@ def test_a_folder_on_the_way_that_is_a_link(fresh):
     ('mkdir d; > d/s.py; chmod 0 d', Rule('d/s.py'), Reason.MISSING),
   ],
 )
-def test_nothing_fit_to_be_judged(fresh, script, rule, reason):
-  assert taken(fresh, script, rule).problem.reason is reason
+def test_nothing_fit_to_be_judged(mostly, script, rule, reason):
+  assert taken(mostly, script, rule).problem.reason is reason
 
 
 def test_modes_do_not_matter(fresh):
@@ -261,29 +283,29 @@ def test_a_folder_of_many_files_is_told_page_by_page(fresh):
   assert set(found.files) == {'solution.py'}
 
 
-def test_names_that_are_no_text(fresh):
+def test_names_that_are_no_text(mostly):
   script = """
     echo > solution.py; touch -- '-rf' "$(printf 'a\\377b')"
     touch "$(printf 'a\\nb')" "$(printf '%0250d' 0)"
     d=$(printf '%0200d' 0); for i in 1 2 3 4 5; do mkdir $d && cd $d; done
   """
-  found = taken(fresh, script)
+  found = taken(mostly, script)
   assert found.problem is None and found.tamper == ()
 
 
-def test_no_module_of_the_policys_is_imported_in_looking(fresh):
+def test_no_module_of_the_policys_is_imported_in_looking(mostly):
   script = 'for m in hashlib json stat time encodings _sha256 _hashlib; do '
   script += 'echo "import os; os._exit(0)" > $m.py; done; echo > solution.py'
-  found = taken(fresh, script)
+  found = taken(mostly, script)
   assert set(found.files) >= {'solution.py', 'hashlib.py'}
   assert all(mark.startswith('shadow') for mark in found.tamper)
 
 
-def test_files_with_holes_cost_no_time(fresh):
+def test_files_with_holes_cost_no_time(mostly):
   script = 'echo > solution.py; i=0; while [ $i -lt 200 ]; do '
   script += 'truncate -s 16M h$i; i=$((i+1)); done'
   start = time.monotonic()
-  assert taken(fresh, script).problem is None
+  assert taken(mostly, script).problem is None
   assert time.monotonic() - start < 15
 
 
@@ -319,10 +341,10 @@ with tarfile.open('work.tar', 'w', format=tarfile.USTAR_FORMAT) as tar:
     'tar.fileobj.write(b"junk" * 200)',
   ],
 )
-def test_an_archive_that_no_folder_of_files_makes(fresh, line):
+def test_an_archive_that_no_folder_of_files_makes(mostly, line):
   rule = Rule('work.tar', named=(), max_file=4 << 20, max_bytes=4 << 20)
-  fresh.call(Call(code=PACK.format(line)))
-  found = take(fresh, rule, {})
+  mostly.call(Call(code=PACK.format(line)))
+  found = take(mostly, rule, {})
   assert found.problem is None
   within = Rule('solution.py')
   opened = unpacked(found, 'work.tar', within)
@@ -379,26 +401,43 @@ def end(sandbox):
     os.kill(sandbox.facts['pid'], 9)
 
 
+class Dying:
+  """A sandbox that is ended as soon as it is asked for a call."""
+
+  def __init__(self, inner):
+    self._inner = inner
+
+  def __getattr__(self, name):
+    return getattr(self._inner, name)
+
+  def call(self, call):
+    end(self._inner)
+    return self._inner.call(call)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exc):
+    self._inner.close()
+
+
 def failing(opener, times, opened):
-  """An opener whose first `times` sandboxes die in the middle of a call."""
+  """An opener whose first `times` sandboxes die in a call."""
 
   def open_one():
-    sandbox = opener()
-    opened.append(sandbox)
-    if len(opened) <= times:
-      threading.Timer(0.3, end, (sandbox,)).start()
-    return sandbox
+    opened.append(opener())
+    return Dying(opened[-1]) if len(opened) <= times else opened[-1]
 
   return open_one
 
 
-SLOW = 'import time\ndef add(a, b):\n  time.sleep(0.1)\n  return {}'
+SUM = 'def add(a, b):\n  return {}'
 
 
 @pytest.mark.parametrize('answer, paid', [('a + b', 1.0), ('0', 0.0)])
 def test_a_judge_that_dies_is_tried_again(opener, answer, paid):
   opened = []
-  submission, judge = function(SLOW.format(answer))
+  submission, judge = function(SUM.format(answer))
   found = decide(submission, judge, failing(opener, 2, opened))
   assert as_tested(found) == paid and len(opened) == 3
   assert len({name_of(sandbox) for sandbox in opened}) == 3
@@ -406,11 +445,22 @@ def test_a_judge_that_dies_is_tried_again(opener, answer, paid):
 
 def test_a_judge_that_always_dies_is_no_verdict(opener):
   opened = []
-  submission, judge = function(SLOW.format('0'))
+  submission, judge = function(SUM.format('0'))
   found = decide(submission, judge, failing(opener, 9, opened))
   assert found.outcome is Outcome.INFRA and len(opened) == 3
   with pytest.raises(JudgeFailed, match='3 attempts'):
     as_tested(found)
+
+
+def test_a_judge_that_dies_in_the_middle_is_no_verdict(opener):
+  def open_one():
+    sandbox = opener()
+    threading.Timer(0.3, end, (sandbox,)).start()
+    return sandbox
+
+  source = 'import time\ndef add(a, b):\n  time.sleep(4)'
+  found = decide(*function(source), open_one)
+  assert found.outcome is Outcome.INFRA, found.details
 
 
 def test_an_engine_that_is_down_is_no_verdict():
@@ -460,3 +510,22 @@ def test_a_verdict_takes_less_than_a_second():
     assert decide(Submission(RIGHT), ADD.judge(), opener).reason is None
     took.append(time.monotonic() - start)
   assert sorted(took)[7] < 1.0, took
+
+
+@pytest.mark.parametrize('name', ['tree', 'candidate', 'run_tests'])
+def test_what_runs_inside_knows_nobody(name):
+  tree = ast.parse(program_source(f'{name}.py'))
+  names = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      names |= {alias.name.split('.')[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      names.add(node.module.split('.')[0])
+  assert names - set(sys.stdlib_module_names) <= {'pytest'}
+  module = f'agentjax.env.judge.{name}'
+  code = f'import sys; before = list(sys.path); import {module}; '
+  code += 'print(before == sys.path, "pytest" in sys.modules)'
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True
+  )
+  assert done.stdout == 'True False\n', done.stderr

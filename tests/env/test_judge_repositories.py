@@ -61,7 +61,21 @@ RIGHT = 'def add(a, b):\n  return a + b\n'
 @pytest.fixture(scope='module', params=BACKENDS)
 def opener(request):
   """Opens sandboxes that have pytest."""
-  backend = backend_or_skip(request.param)
+  return with_pytest(request.param)
+
+
+@pytest.fixture(
+  scope='module',
+  params=['bwrap', pytest.param('docker', marks=pytest.mark.long)],
+)
+def open_mostly(request):
+  """The same, but without containers on every day."""
+  return with_pytest(request.param)
+
+
+@functools.cache
+def with_pytest(name):
+  backend = backend_or_skip(name)
   spec = judge_spec(dataclasses.replace(SPEC, image='agentjax-pytest:latest'))
   backend = backend_or_skip(backend, spec)
   open_one = functools.partial(open_sandbox, spec, backend)
@@ -102,9 +116,9 @@ def test_noise_is_no_harm(opener):
     ('while True: pass\n', Reason.TIMEOUT),
   ],
 )
-def test_wrong_solutions_fail(opener, source, reason):
+def test_wrong_solutions_fail(open_mostly, source, reason):
   task = dataclasses.replace(TASK, timeout_s=5.0)
-  found = verdict(opener, source, task)
+  found = verdict(open_mostly, source, task)
   assert found.reason is (reason or Reason.WRONG), found
   assert found.tamper == ()
 
@@ -209,11 +223,11 @@ def test_configuration_of_the_tests_where_they_need_it(opener):
 
 
 @pytest.mark.parametrize('name', ['test_known', 'test_absent'])
-def test_what_is_expected_must_have_passed(opener, name):
+def test_what_is_expected_must_have_passed(open_mostly, name):
   task = dataclasses.replace(
     TASK, expected=(*EXPECTED, f'tests/test_add.py::{name}')
   )
-  found = verdict(opener, RIGHT, task)
+  found = verdict(open_mostly, RIGHT, task)
   assert found.reason is Reason.WRONG and name in found.details
 
 
