@@ -93,11 +93,12 @@ class Recording:
 
   def record(self) -> SandboxRecord:
     """What has passed so far; from any thread, also while a call hangs."""
-    operations = tuple(self._operations)
-    if (unanswered := self._open) is not None:
-      operations = (*operations, unanswered)
+    unanswered, answered = self._open, tuple(self._operations)
+    # It may have come back between the two.
+    if unanswered and unanswered.chain not in {o.chain for o in answered[-1:]}:
+      answered = (*answered, unanswered)
     return SandboxRecord(
-      self._spec, dict(self.facts), operations, dict(self._blobs.kept)
+      self._spec, dict(self.facts), answered, dict(self._blobs.kept)
     )
 
   def call(self, call: Call) -> CallResult:
