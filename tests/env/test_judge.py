@@ -142,12 +142,10 @@ def test_an_answer_that_cannot_travel_is_the_tasks_fault(opener):
 
 
 def test_long_answers(open_mostly):
-  task = FunctionTask(
-    'f', lambda n: 'x' * n, [(60_000,)] * 20, lambda rng: (1,)
-  )
-  assert (
-    str(verdict(open_mostly, 'def f(n):\n  return "x" * n', task)) == 'PASS'
-  )
+  source = 'def f(n):\n  return "x" * n'
+  most = [(60_000,)] * 20
+  task = FunctionTask('f', lambda n: 'x' * n, most, lambda rng: (1,))
+  assert str(verdict(open_mostly, source, task)) == 'PASS'
   longer = FunctionTask('f', lambda n: 'x' * n, [(70_000,)], lambda rng: (1,))
   found = verdict(open_mostly, source, longer)
   assert found.reason is Reason.BAD_REPLY
