@@ -12,6 +12,8 @@ import numpy as np
 
 from agentjax.types import Group, Trajectory
 
+TAMPER = 'tamper'  # parts of a reward whose names begin so are flags
+
 # What hangs on how fast things went: another run of the same seed has others.
 _TIMED = frozenset(
   {'slot_occupancy', 'rows_parked', 'parked_bytes', 'calls_given_up'}
@@ -32,10 +34,17 @@ def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     'reward': sum(t.reward.value for t in scored) / n,
     'success': sum(t.reward.success for t in scored) / n,
     'unscored': len(trajectories) - len(scored),
+    'tampered': sum(map(tampered, scored)),
     'turns': sum(len(t.turns) for t in trajectories) / len(trajectories),
     'model_tokens': sum(t.model_tokens for t in trajectories)
     / len(trajectories),
   }
+
+
+def tampered(trajectory: Trajectory) -> bool:
+  """Whether its verifier says so, in a part of the reward."""
+  parts = trajectory.reward.parts if trajectory.reward else {}
+  return any(v for name, v in parts.items() if name.startswith(TAMPER))
 
 
 def expected_prefill(groups: Sequence[Group]) -> int:
