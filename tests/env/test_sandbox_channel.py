@@ -214,9 +214,9 @@ def test_counters_of_both_versions_of_cgroups(tmp_path):
     'low 0\nhigh 0\nmax 44\noom 5\noom_kill 3\noom_group_kill 0\n'
   )
   (two / 'pids.events').write_text('max 7\n')
-  assert counters.counters(str(one)) == {'oom': 2, 'pids': 31}
-  assert counters.counters(str(two)) == {'oom': 3, 'pids': 7}
-  assert counters.counters(str(none)) == {'oom': None, 'pids': None}
+  assert counters.Counters(str(one)).read() == {'oom': 2, 'pids': 31}
+  assert counters.Counters(str(two)).read() == {'oom': 3, 'pids': 7}
+  assert counters.Counters(str(none)).read() == {'oom': None, 'pids': None}
 
 
 def test_runner_refuses_to_run_outside_of_a_sandbox():

@@ -137,6 +137,22 @@ def test_killed_from_outside_is_no_doing_of_the_policy(fresh):
     fresh.call(Call(code='1'))
 
 
+def test_a_child_that_was_killed_while_it_waited_costs_nothing():
+  """It is forked before its call: the kernel may have needed its memory."""
+  backend_or_skip('bwrap')
+  with open_sandbox(SPEC, 'bwrap') as sandbox:
+    for call in (Call(code='print(1)'), Call(argv=['echo', '1'])):
+      runner = sandbox.facts['pid']
+      listing = pathlib.Path(f'/proc/{runner}/task/{runner}/children')
+      assert wait_until(listing.read_text)
+      for pid in listing.read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+        state = pathlib.Path(f'/proc/{pid}/stat')
+        assert wait_until(lambda s=state: s.read_text().split()[2] == 'Z')
+      result = sandbox.call(call)
+      assert (result.status, result.stdout) == (CallStatus.OK, '1\n')
+
+
 def test_frozen_sandbox_is_noticed_by_the_host(backend):
   spec = dataclasses.replace(SPEC, grace_s=0.5)
   with open_sandbox(spec, backend) as sandbox:

@@ -375,6 +375,23 @@ def test_processes_held_by_a_frozen_session_are_the_policys(fresh, hold):
   assert fresh.call(Call(code='print(1)')).stdout == '1\n'
 
 
+LEADERLESS = """
+import ctypes, os, threading, time
+if os.fork() == 0:
+  threading.Thread(target=time.sleep, args=(99,)).start()
+  end = {'x86_64': 60, 'aarch64': 93}[os.uname().machine]  # of this thread
+  ctypes.CDLL(None).syscall(end, 0)
+time.sleep(0.2)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_no_dead_one(shared, python):
+  result = shared.call(Call(code=LEADERLESS))
+  assert (result.status, result.reaped) == (CallStatus.OK, 1)
+  result = python.run(LEADERLESS)
+  assert (result.status, result.reaped) == (CallStatus.OK, 1)
+
+
 WAKERS = """
 import os, signal
 for _ in range(4): os.fork()
@@ -409,4 +426,5 @@ def test_callers_are_told_what_no_session_does(shared, python):
   for session in opened:
     session.close()
     session.close()
-  assert shared.session('shell').run('echo 1').stdout == '1\n'
+  with shared.session('shell') as again:
+    assert again.run('echo 1').stdout == '1\n'

@@ -302,6 +302,9 @@ def _root() -> list[str]:
     out += ['--ro-bind-try', f'/etc/{name}', f'/etc/{name}']
   prefix = os.path.realpath(sys.base_prefix)
   if _python() != '/usr/bin/python3' and not prefix.startswith('/usr'):
+    for parent in reversed(pathlib.Path(prefix).parents):
+      if str(parent) != '/':  # as bwrap makes them, calls could not pass
+        out += ['--perms', '0755', '--dir', str(parent)]
     out += ['--ro-bind', prefix, prefix]
   return out
 

@@ -39,7 +39,7 @@ _MAX_SESSIONS = 8
 
 # In the order in which they need each other.
 _RUNNER = ('', 'frames', 'streams', 'counters', 'processes', 'interpreter')
-_RUNNER += ('shell', 'sessions', 'watch', 'serve')
+_RUNNER += ('shell', 'children', 'sessions', 'watch', 'serve')
 # A child comes back here, with nothing of the runner's on its stack.
 _LOADER = """\
 import os, sys, types

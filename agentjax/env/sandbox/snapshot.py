@@ -33,9 +33,9 @@ class Entry:
 class Snapshot:
   """Every regular file and folder of workdir and /tmp, in the order of paths.
 
-  Two are equal if the trees are: times and owners are not in it. Variables of
-  sessions and processes are not either: a session cannot be copied, its calls
-  are run again.
+  Two are equal if the trees are: times and owners are not in it. Neither are
+  /dev/shm, processes and the variables of sessions: a session cannot be
+  copied, its calls are run again.
 
   Attributes:
     workdir: of the sandbox that it is of.

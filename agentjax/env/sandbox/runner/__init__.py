@@ -21,7 +21,8 @@ What it promises:
   * No signal of a child ends the runner. The end of its lifetime in a call is
     that call's timeout, and is reported.
 
-`serve` answers requests, over `frames`; `processes` makes children and ends
-them; `streams` and `counters` say what a call wrote and which limits it hit;
-`interpreter`, `shell` and `sessions` are what children become.
+`serve` answers requests, over `frames`; `children` and `sessions` are the
+processes of calls, `interpreter` and `shell` what they become; `processes`
+says what they give up and how all is ended; `watch` is the time of a call,
+`streams` what is written in it, `counters` which limits it hit.
 """

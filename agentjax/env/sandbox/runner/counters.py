@@ -17,23 +17,33 @@ def read_counter(text, key):
   return None
 
 
-def counters(root='/sys/fs/cgroup'):
-  """Refusals of this cgroup so far: {'oom': n, 'pids': n}, None if unknown.
+class Counters:
+  """Refusals of a cgroup; its files are held open, and read before each call.
 
   The kernel's counters are the evidence for a limit that was hit: version 1
   and version 2 of cgroups name the files differently.
   """
-  out = {}
-  for name, key, paths in _FILES:
-    out[name] = None
-    for path in paths:
-      try:
-        with open(os.path.join(root, path)) as file:
-          out[name] = read_counter(file.read(), key)
-        break
-      except OSError:
-        continue
-  return out
+
+  def __init__(self, root='/sys/fs/cgroup'):
+    self._files = {}
+    for name, key, paths in _FILES:
+      self._files[name] = None, key
+      for path in paths:
+        try:
+          fd = os.open(os.path.join(root, path), os.O_RDONLY)
+          self._files[name] = fd, key
+          break
+        except OSError:
+          continue
+
+  def read(self):
+    """{'oom': n, 'pids': n} so far, None of what is not counted here."""
+    out = {}
+    for name, (fd, key) in self._files.items():
+      out[name] = None
+      if fd is not None:
+        out[name] = read_counter(os.pread(fd, 4096, 0).decode(), key)
+    return out
 
 
 def disk_full(folders):

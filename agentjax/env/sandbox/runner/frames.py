@@ -8,7 +8,7 @@ which are judged on the host.
 
 import json
 import os
-import selectors
+import select
 import struct
 import time
 
@@ -33,17 +33,15 @@ class Link:
 
   def receive(self):
     """The next request: (header, blobs)."""
-    with selectors.DefaultSelector() as selector:
-      selector.register(self.fd_in, selectors.EVENT_READ)
-      while True:
-        frame = self._take()
-        if frame is not None:
-          return frame
-        left = None if self.end is None else self.end - time.monotonic()
-        if left is not None and left <= 0:
-          os._exit(0)
-        if selector.select(left):
-          self.fill()
+    while True:
+      frame = self._take()
+      if frame is not None:
+        return frame
+      left = None if self.end is None else self.end - time.monotonic()
+      if left is not None and left <= 0:
+        os._exit(0)
+      if select.select([self.fd_in], [], [], left)[0]:
+        self.fill()
 
   def _take(self):
     if len(self.buffer) < 8:

@@ -3,6 +3,7 @@
 For process 1 of a PID namespace alone: kill(-1) means everybody else.
 """
 
+import _signal
 import fcntl
 import os
 import resource
@@ -12,8 +13,11 @@ import time
 
 from .streams import drain
 
-# Python ignores them, and what it executes would go on doing so.
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# Python and the runner ignore them; what is executed would go on doing so.
+_IGNORED = (int(signal.SIGINT), int(signal.SIGPIPE), int(signal.SIGXFSZ))
+_DEFAULT = _signal.SIG_DFL
+# `signal.signal` without its enums, which touch many objects.
+set_signal = _signal.signal
 _FREEZE_S = 2.0
 
 
@@ -46,21 +50,13 @@ def settle(limits):
 def become_child(limits, fds):
   """Gives up everything that the policy must not have. In the child.
 
-  `fds` maps the numbers that it shall have to the runner's; what it executes
-  has 0, 1 and 2 alone if it is a session's Python, all if a shell.
+  Every object that is touched here is a page to be copied, so it is as plain
+  as it can be. `fds` maps the numbers that it shall have to the runner's.
   """
   try:
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
-    top = max(fds)
-    copies = {n: fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for n, fd in fds.items()}
-    for number, fd in copies.items():
-      os.dup2(fd, number)
-    for number in set(range(top)) - set(fds):
-      os.closerange(number, number + 1)
-    os.closerange(top + 1, 1024)
+    _take_fds(fds)
     try:  # the kernel shall choose a child, not the runner
       fd = os.open('/proc/self/oom_score_adj', os.O_WRONLY)
       os.write(fd, b'1000')
@@ -79,17 +75,37 @@ def become_child(limits, fds):
     os._exit(125)
 
 
-def become_program(argv):
+def set_signals(executed):
+  """As a fresh program has them, or a fresh interpreter of Python."""
+  if executed:  # what is handled is reset by the kernel
+    for number in _IGNORED:
+      set_signal(number, _DEFAULT)
+  else:
+    set_signal(signal.SIGCHLD, _DEFAULT)
+    set_signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _take_fds(fds):
+  top = max(fds)
+  if min(fds.values()) <= top:  # out of the way of each other
+    fds = {n: fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for n, fd in fds.items()}
+  for number in fds:
+    os.dup2(fds[number], number)
+  if top > 2:
+    for number in set(range(top)) - set(fds):
+      os.closerange(number, number + 1)
+  os.closerange(top + 1, 1024)
+
+
+def become_program(argv, env):
   """Replaces the process by `argv`, or ends it as a shell would."""
-  for number in _IGNORED_BY_PYTHON:
-    signal.signal(number, signal.SIG_DFL)
   name = argv[0]
-  path = os.environ.get('PATH', os.defpath)
-  folders = [''] if '/' in name else path.split(os.pathsep)
+  folders = [''] if '/' in name else env.get('PATH', os.defpath).split(':')
   refused = None
   for folder in folders:
+    path = f'{folder}/{name}' if folder else name
     try:
-      os.execve(os.path.join(folder, name), argv, os.environ)
+      os.execve(path, argv, env)
     except (FileNotFoundError, NotADirectoryError) as error:
       refused = refused or error
     except (OSError, ValueError) as error:  # ValueError: a zero byte

@@ -12,19 +12,13 @@ import signal
 import sys
 import time
 
-from . import interpreter, shell
-from .counters import counters, disk_full
+from . import shell
+from .children import Child, fork
+from .counters import Counters, disk_full
 from .frames import Link
-from .processes import (
-  Become,
-  become_child,
-  become_program,
-  end_all,
-  settle,
-  take_signals,
-)
+from .processes import end_all, settle, take_signals
 from .sessions import Session
-from .streams import Capture, Mark, drain, make_pipe
+from .streams import Capture, Mark, drain
 from .watch import Feed, Watched, watch
 
 _PR_SET_DUMPABLE = 4
@@ -40,7 +34,9 @@ class Runner:
     self.limits = None
     self.nonce = None
     self.folders = ()
+    self.counters = Counters()
     self.sessions = {}
+    self.child = None  # that of the next call
     self.wake, wake_in = os.pipe()
     for fd in (self.wake, wake_in):
       os.set_blocking(fd, False)
@@ -54,6 +50,8 @@ class Runner:
       self.link.send(facts, out)
       if not facts['alive']:
         os._exit(0)
+      if header['op'] in ('hello', 'run'):
+        self.child, _ = self.make_child()
 
   def op_hello(self, header, blobs):
     self.limits, self.nonce = header['limits'], header['nonce']
@@ -64,7 +62,7 @@ class Runner:
     gc.freeze()  # children need not look through what the runner made
     # Proves that the change of uid works before anything of the policy runs.
     facts, out = self.call(None, '', b'', 10.0, 4096)
-    facts['counters'] = counters()
+    facts['counters'] = self.counters.read()
     facts['python'] = '.'.join(str(n) for n in sys.version_info[:3])
     facts['shell'] = shell.program()[0][0]
     return facts, out
@@ -78,20 +76,23 @@ class Runner:
 
   def op_open(self, header, blobs):
     """Starts an interpreter, and proves that it answers an empty call."""
-    before = counters()
+    self.discard_child()
+    before = self.counters.read()
     session = Session(header['kind'])
-    pid, refused = self.fork(session.theirs, session.become)
-    session.started(pid)
-    if pid is None:
+    try:
+      session.started(fork(self.limits, session.theirs, session.become))
+    except OSError as error:
+      session.started(None)
       session.close()
-      facts, out = self.refused(refused, before)
+      facts, out = self.refused(error, before)
       return dict(facts, session_alive=False), out
     self.sessions[header['session']] = session
     return self.op_say(header, [b''])
 
   def op_say(self, header, blobs):
     """Runs text in a session, whose process is frozen between such calls."""
-    number, before = header['session'], counters()
+    self.discard_child()
+    number, before = header['session'], self.counters.read()
     session = self.sessions.get(number)
     if session is None:
       facts, out = self.finish(None, Watched('gone', 0, {}), {}, before)
@@ -108,40 +109,47 @@ class Runner:
 
   def op_close(self, header, blobs):
     """Ends a session: what is not kept is killed."""
+    self.discard_child()
     session = self.sessions.pop(header['session'], None)
     if session is not None:
       session.close()
-    return self.finish(None, Watched('exit', 0, {}), {}, counters())
+    return self.finish(None, Watched('exit', 0, {}), {}, self.counters.read())
 
   def call(self, argv, code, stdin, timeout_s, cap):
-    """Forks, runs `argv` or `code` in the child, ends it all, and reports."""
+    """Runs `argv` or `code` in a child, ends it all, and reports."""
     deadline = self.deadline(timeout_s)
-    before = counters()
-    pipes = os.pipe(), make_pipe(), make_pipe()
-    theirs = (pipes[0][0], pipes[1][1], pipes[2][1])
-    ours = (pipes[0][1], pipes[1][0], pipes[2][0])
-
-    def become():
-      if argv is not None:
-        become_program(argv)
-      return lambda: interpreter.run_program(code)
-
-    pid, refused = self.fork(dict(enumerate(theirs)), become)
-    for fd in theirs:
-      os.close(fd)
-    for fd in ours:
-      os.set_blocking(fd, False)
-    source = Feed(ours[0], stdin)
-    streams = {fd: Capture(cap) for fd in ours[1:]}
-    if pid is None:
-      report = self.refused(refused, before)
-    else:
-      watched = self.watch(pid, streams, deadline, source)
-      report = self.finish(pid, watched, streams, before)
+    before = self.counters.read()
+    child, error = self.child, None
+    self.child = None
+    if child is not None and child.has_ended():
+      child.close()
+      child = None
+    if child is None:
+      child, error = self.make_child()
+    if child is None:
+      return self.refused(error, before)
+    child.tell(argv, code)
+    source = Feed(child.stdin, stdin)
+    child.stdin = None
+    streams = {child.out: Capture(cap), child.err: Capture(cap)}
+    watched = self.watch(child.pid, streams, deadline, source)
+    report = self.finish(child.pid, watched, streams, before)
     source.close()
-    for fd in streams:
-      os.close(fd)
+    child.close()
     return report
+
+  def make_child(self):
+    """(child, None), or (None, error) where the kernel refuses one."""
+    try:
+      return Child(self.limits), None
+    except OSError as error:
+      return None, error
+
+  def discard_child(self):
+    """Before a session runs, which shall find nobody else of its uid."""
+    if self.child is not None:
+      self.child.discard()
+    self.child = None
 
   def deadline(self, timeout_s):
     return min(time.monotonic() + timeout_s, self.link.end)
@@ -149,21 +157,6 @@ class Runner:
   def watch(self, pid, streams, deadline, source):
     kill = self.limits['output_kill']
     return watch(self.link, self.wake, pid, streams, deadline, kill, source)
-
-  def fork(self, fds, become):
-    """(pid, None), or (None, error) where the kernel refuses a process.
-
-    The child does not return: it ends up in what `become` makes of it.
-    """
-    sys.stdout.flush()
-    try:
-      pid = os.fork()
-    except OSError as error:
-      return None, error
-    if pid == 0:
-      become_child(self.limits, fds)
-      raise Become(become())
-    return pid, None
 
   def refused(self, error, before):
     """The report of a call whose process could not be made.
@@ -190,7 +183,7 @@ class Runner:
     for number, session in list(self.sessions.items()):
       if session.pid in ended:
         self.sessions.pop(number).close()
-    after = counters()
+    after = self.counters.read()
     captures = list(streams.values()) or [Capture(0), Capture(0)]
     status = watched.status
     facts = {

@@ -3,7 +3,7 @@
 import os
 
 from . import interpreter, shell
-from .processes import become_program
+from .processes import become_program, set_signals
 from .streams import drain, make_pipe
 
 
@@ -25,10 +25,11 @@ class Session:
     if kind == 'shell':
       self.argv, self.end_of_text = shell.program()
 
-  def become(self):
+  def become(self, limits):
     """In the child: the interpreter. For Python, what is to be called."""
+    set_signals(self.kind == 'shell')
     if self.kind == 'shell':
-      become_program(self.argv)
+      become_program(self.argv, limits['env'])
     fds = shell.REQUEST, shell.TEXT, shell.DONE
     return interpreter.Session(*fds).serve
 

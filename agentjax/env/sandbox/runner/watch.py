@@ -1,7 +1,7 @@
 """The time of a call: feeds and drains its process until it is over."""
 
 import os
-import selectors
+import select
 import time
 
 from .processes import reap
@@ -62,30 +62,30 @@ def watch(link, wake, pid, streams, deadline, output_kill, source):
     link.fill()  # ends the runner if the host is gone
     return True
 
-  with selectors.DefaultSelector() as selector:
-    selector.register(link.fd_in, selectors.EVENT_READ, host)
-    selector.register(wake, selectors.EVENT_READ, woken)
-    for fd, capture in streams.items():
-      reader = _reader(fd, capture)
-      selector.register(fd, selectors.EVENT_READ, reader)
-    marks = not isinstance(source, Feed)
-    if marks:
-      selector.register(source.fd, selectors.EVENT_READ, source.read)
-    elif source.fd is not None:
-      selector.register(source.fd, selectors.EVENT_WRITE, source.write)
-    while True:
-      left = deadline - time.monotonic()
-      for key, _ in selector.select(max(0.0, left)):
-        if not key.data():
-          selector.unregister(key.fd)
-      if pid in ended:
-        return Watched('exit', ended[pid], ended)
-      if marks and source.code is not None:
-        return Watched('exit', source.code << 8, ended)
-      if sum(c.seen for c in streams.values()) > output_kill:
-        return Watched('output', None, ended)
-      if time.monotonic() >= deadline:
-        return Watched('timeout', None, ended)
+  poll, calls = select.poll(), {link.fd_in: host, wake: woken}
+  for fd, capture in streams.items():
+    calls[fd] = _reader(fd, capture)
+  marks = not isinstance(source, Feed)
+  if marks:
+    calls[source.fd] = source.read
+  for fd in calls:
+    poll.register(fd, select.POLLIN)
+  if not marks and source.fd is not None:
+    calls[source.fd] = source.write
+    poll.register(source.fd, select.POLLOUT)
+  while True:
+    left = deadline - time.monotonic()
+    for fd, _ in poll.poll(max(0.0, left * 1000)):
+      if not calls[fd]():
+        poll.unregister(fd)
+    if pid in ended:
+      return Watched('exit', ended[pid], ended)
+    if marks and source.code is not None:
+      return Watched('exit', source.code << 8, ended)
+    if sum(c.seen for c in streams.values()) > output_kill:
+      return Watched('output', None, ended)
+    if time.monotonic() >= deadline:
+      return Watched('timeout', None, ended)
 
 
 def _reader(fd, capture):
