@@ -1,5 +1,7 @@
 """The same episodes, the same observations: Docker, bubblewrap, replaying."""
 
+import ctypes
+import platform
 import signal
 
 import pytest
@@ -73,6 +75,15 @@ def test_a_hundred_episodes_are_the_same_everywhere(both):
   assert wrong == [], '\n'.join(wrong)
 
 
+def set_hidden(number, handler):
+  """Past the C library, which refuses; the handler that was there."""
+  call = {'x86_64': 13, 'aarch64': 134}[platform.machine()]
+  new, old = (ctypes.c_uint64 * 8)(handler), (ctypes.c_uint64 * 8)()
+  libc = ctypes.CDLL(None)
+  assert libc.syscall(call, number, new, old, ctypes.c_size_t(8)) == 0
+  return old[0]
+
+
 def test_what_the_trainer_ignores_or_blocks_does_not_show(backend):
   """As under nohup, or started by a shell in the background."""
   code = (
@@ -81,12 +92,14 @@ def test_what_the_trainer_ignores_or_blocks_does_not_show(backend):
     ' s.pthread_sigmask(0, ()))'
   )
   numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+  hidden = set_hidden(32, signal.SIG_IGN)  # the C library's own
   kept = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
   blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
   try:
     sandbox = open_sandbox(SPEC, backend)
   finally:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    set_hidden(32, hidden)
     for number, handler in kept.items():
       signal.signal(number, handler)
   with sandbox:

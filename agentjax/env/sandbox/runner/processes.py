@@ -4,6 +4,7 @@ For process 1 of a PID namespace alone: kill(-1) means everybody else.
 """
 
 import _signal
+import ctypes
 import fcntl
 import os
 import resource
@@ -18,6 +19,10 @@ _IGNORED = (int(signal.SIGINT), int(signal.SIGPIPE), int(signal.SIGXFSZ))
 _DEFAULT = _signal.SIG_DFL
 # `signal.signal` without its enums, which touch many objects.
 set_signal = _signal.signal
+# The C library keeps these for itself, so that only a system call can set them:
+# its number, by machine.
+_HIDDEN = (32, 33)
+_SIGACTION = {'x86_64': 13, 'aarch64': 134}
 _FREEZE_S = 2.0
 
 
@@ -40,6 +45,10 @@ def take_signals(wakeup):
   for number in signal.valid_signals() - set(_IGNORED):
     if signal.getsignal(number) is signal.SIG_IGN:
       signal.signal(number, signal.SIG_DFL)
+  call = _SIGACTION.get(os.uname().machine)
+  for number in _HIDDEN if call else ():
+    default = ctypes.create_string_buffer(64)  # of zeros
+    ctypes.CDLL(None).syscall(call, number, default, None, ctypes.c_size_t(8))
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
   signal.signal(signal.SIGCHLD, lambda *_: None)
