@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -95,9 +96,10 @@ class OwnEngine:
     """Ends it and all that it started, and removes its folder."""
     if self.process is not None and self.process.poll() is None:
       self.signal(signal.SIGCONT)
-      names = self.docker('ps', '-aq').stdout.split()
-      if names:
-        self.docker('rm', '-f', *names)
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        names = self.docker('ps', '-aq').stdout.split()
+        if names:
+          self.docker('rm', '-f', *names)
       self.kill()
     for pid in self._left():
       try:
