@@ -21,9 +21,8 @@ from typing import Any
 
 from etils import epath
 
-from agentjax import recorder, storage, viewer
+from agentjax import recorder, storage, tally, viewer
 
-TAMPER = 'tamper'  # the parts of a reward whose names begin so are flags
 _FAILED = ('infra_failure', 'environment_error')
 
 
@@ -141,11 +140,11 @@ def _flags(row: Mapping[str, Any]) -> str:
   """What a trajectory's record says of tampering: parts of its reward, and
   what stands in its info."""
   parts = (row.get('reward') or {}).get('parts') or {}
-  found = [k for k, v in parts.items() if k.startswith(TAMPER) and v]
+  found = [k for k, v in parts.items() if k.startswith(tally.TAMPER) and v]
   found += [
     f'{k}: {v}'
     for k, v in (row.get('info') or {}).items()
-    if k.startswith(TAMPER) and v
+    if k.startswith(tally.TAMPER) and v
   ]
   return ', '.join(found)
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from agentjax.types import Group, Status, Trajectory
 
+TAMPER = 'tamper'  # parts of a reward whose names begin so are flags
+
 # What hangs on how fast things went: another run of the same seed has others.
 _TIMED = frozenset(
   {'slot_occupancy', 'rows_parked', 'parked_bytes', 'calls_given_up'}
@@ -47,6 +49,7 @@ def outcome(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     'unscored': len(trajectories) - len(scored),
     'mask_rate': sum(t.status is Status.INFRA_FAILURE for t in trajectories)
     / len(trajectories),
+    'tampered': sum(map(tampered, scored)),
     'turns': sum(len(t.turns) for t in trajectories) / len(trajectories),
     'model_tokens': sum(t.model_tokens for t in trajectories)
     / len(trajectories),
@@ -66,6 +69,12 @@ def add_cost(
   totals['tokens_sampled'] += engine.tokens_sampled
   totals['tokens_prefilled'] += engine.tokens_prefilled
   totals['tokens_reprefill'] += reprefill
+
+
+def tampered(trajectory: Trajectory) -> bool:
+  """Whether its verifier says so, in a part of the reward."""
+  parts = trajectory.reward.parts if trajectory.reward else {}
+  return any(v for name, v in parts.items() if name.startswith(TAMPER))
 
 
 def expected_prefill(groups: Sequence[Group]) -> int:

@@ -66,7 +66,11 @@ class World(ToolEnvironment):
 
   def __init__(self, pays=lambda task, a: a == task.verify['s'], form='{}'):
     tool = Asks(lambda: form.format(self._task.verify['s']))
-    super().__init__([tool], pays, max_calls=9, max_failures=3)
+
+    def judge(task, answer):
+      return answer is not None and pays(task, answer)
+
+    super().__init__([tool], judge, max_calls=9, max_failures=3)
 
 
 def expert(rng, task):

@@ -6,7 +6,7 @@ import time
 import pytest
 from fakes import trajectory
 
-from agentjax import ledger, recorder, report, storage, viewer
+from agentjax import ledger, recorder, report, storage, tally, viewer
 from agentjax.types import Group, Reward, Status
 
 PARTS = [('p', [1, 2]), ('m', [3, 4])]
@@ -99,6 +99,12 @@ def test_a_flag_in_the_info_is_one_too(tmp_path):
   record(tmp_path, (1, {'a': [made('a', 1.0, info={'tamper': ['tests']})]}))
   (entry,) = report.report(tmp_path).flagged
   assert entry.why == "tamper: ['tests']"
+
+
+def test_metrics_count_what_was_tampered_with(run):
+  groups, _ = recorder.read_trajectories(run, 2)
+  found = tally.outcome([t for g in groups for t in g.trajectories])
+  assert (found['tampered'], found['unscored']) == (1, 1)
 
 
 def test_every_link_leads_to_the_page_of_that_trajectory(run, capsys):

@@ -229,7 +229,7 @@ def test_r18_another_trainer_is_not_touched(container, state):
       container({owner.LEASE: PAST}, start=False),
       container({}, start=False),
     }
-    assert over <= set(reap())
+    reap()  # or another process's, which was a moment faster
     assert living() & over == set() and stays <= living()
   finally:
     other.kill()
@@ -240,15 +240,18 @@ def test_r18_another_trainer_is_not_touched(container, state):
 
 
 def test_the_command_says_what_it_removed(container, state):
-  over = container(labels(DEAD))
-  done = subprocess.run(
-    [sys.executable, '-m', 'agentjax.env.sandbox', 'reap'],
-    capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
-  assert (done.returncode, done.stderr) == (0, '')
+  for _ in range(5):  # another process's reaper may be faster, once or twice
+    over = container(labels(DEAD))
+    done = subprocess.run(
+      [sys.executable, '-m', 'agentjax.env.sandbox', 'reap'],
+      capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.splitlines()[-1].endswith(' removed')
+    assert over not in living()
+    if over in done.stdout.splitlines():
+      break
   assert over in done.stdout.splitlines()
-  assert done.stdout.splitlines()[-1].endswith(' removed')
-  assert over not in living()
 
 
 def test_when_the_list_hangs_the_journal_names_them(

@@ -70,6 +70,7 @@ def soak(backend, n, per_round):
   with Pool(SPEC, backend, warm=1) as pool:
     pool.acquire().close()  # whatever is made once is made now
   before, points = counts(), []
+  others = len(left_of(backend, run))  # of other tests of this process
   with Pool(SPEC, backend, warm=4, run=run) as pool:
     for first in range(0, n, per_round):
       seeds = range(first, min(n, first + per_round))
@@ -82,7 +83,7 @@ def soak(backend, n, per_round):
   while counts() > before and time.monotonic() < end:
     time.sleep(0.05)
   assert counts() <= before, (counts(), before)
-  assert left_of(backend, run) == [] and zombies() == []
+  assert len(left_of(backend, run)) <= others and zombies() == []
   return points, stats
 
 

@@ -358,7 +358,9 @@ for path in found:  # they run, as nobody else than who started them
   assert done.stdout.strip() != '0', path
 """
   result = run(shared, code, timeout_s=30)
-  assert result.stderr == '' and result.stdout == 'True\n'
+  # Our image holds none; bubblewrap shows this machine's, and they are in vain.
+  there = shared.facts['backend'] == 'bwrap'
+  assert result.stderr == '' and result.stdout == f'{there}\n'
   refused(
     shared,
     *('os.setuid(0)', 'os.setgid(0)', 'os.setgroups([0])'),
