@@ -240,7 +240,7 @@ def test_r12_a_runtime_that_is_missing():
 
 
 DENIED = """
-import os, sys
+import os, sys, time
 from agentjax.env.sandbox import SandboxSpec
 from agentjax.env.sandbox.docker import open_docker
 from agentjax.env.sandbox.engines import Engines
@@ -249,10 +249,11 @@ if os.geteuid() == 0:
   os.setgroups([])
   os.setgid(12345)
   os.setuid(12345)
+began = time.monotonic()
 try:
   open_docker(SandboxSpec(), UNTAGGED, Engines([sys.argv[1]]))
 except Exception as error:
-  print(type(error).__name__, error)
+  print(time.monotonic() - began < 5, type(error).__name__, error)
 """
 
 
@@ -260,14 +261,13 @@ def test_r12_permission_denied(own_engine):  # noqa: F811
   # Of the file system, for whoever is not root.
   os.chmod(own_engine.folder, 0o755)
   os.chmod(own_engine.host.removeprefix('unix://'), 0o660)
-  began = time.monotonic()
   done = subprocess.run(
     [sys.executable, '-c', DENIED, own_engine.host],
     capture_output=True, text=True, cwd='/',
     env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
   )  # fmt: skip
-  assert done.stdout.startswith('EngineForbidden permission denied')
-  assert 'Join its group' in done.stdout and time.monotonic() - began < 15
+  assert done.stdout.startswith('True EngineForbidden permission denied')
+  assert 'Join its group' in done.stdout
   assert issubclass(EngineForbidden, EngineUnavailable)
 
 
@@ -287,7 +287,7 @@ def test_a_hanging_engine_costs_a_deadline_and_no_more(own_engine):  # noqa: F81
   backend_or_skip('docker')
   spec = dataclasses.replace(SPEC, grace_s=0.5)
   hosts = [own_engine.host, Engine().name]
-  engines = Engines(hosts, floor_bytes=FLOOR)
+  engines = Engines(hosts, floor_bytes=FLOOR, base_s=100)
   sandbox = open_docker(spec, UNTAGGED, Engines(hosts[:1], floor_bytes=FLOOR))
   ignores = (
     'import signal, time\n'
@@ -307,11 +307,12 @@ def test_a_hanging_engine_costs_a_deadline_and_no_more(own_engine):  # noqa: F81
     with open_docker(spec, UNTAGGED, engines) as other:  # goes on elsewhere
       assert other.facts['engine'] == hosts[1]
       assert other.call(Call(code='print(1)')).stdout == '1\n'
-    assert time.monotonic() - began < 10
-    began = time.monotonic()
-    with open_docker(spec, UNTAGGED, engines) as other:  # which is known now
+    assert time.monotonic() - began < 15
+    hung = engines._aside[engines.all[0]]
+    assert hung.failures == 1
+    with open_docker(spec, UNTAGGED, engines) as other:
       assert other.facts['engine'] == hosts[1]
-    assert time.monotonic() - began < 3
+    assert hung.failures == 1  # it is left aside, and was not asked again
   finally:
     own_engine.signal(signal.SIGCONT)
   # What could not be removed is, as soon as it can be.
@@ -323,6 +324,7 @@ def test_a_hanging_engine_costs_a_deadline_and_no_more(own_engine):  # noqa: F81
   }
 
 
+@pytest.mark.long
 def test_a_hanging_engine_gives_out_nothing_that_is_idle(own_engine):  # noqa: F811
   with Pool(
     SPEC, 'docker', warm=2, hosts=[own_engine.host], floor_bytes=FLOOR

@@ -265,6 +265,7 @@ def collected(backend, unlucky):
   return rewards, tokens, stats
 
 
+@pytest.mark.long  # it compiles an engine
 def test_r6_collect_runs_them_again_and_ends_the_same():
   backend = backend_or_skip('bwrap')
   rewards, tokens, quiet = collected(backend, [])
