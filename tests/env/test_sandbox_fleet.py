@@ -56,6 +56,27 @@ def test_a_call_there_is_as_a_call_here(backend):  # noqa: F811
     sandbox.call(Call(code='1'))
 
 
+def everything(sandbox):
+  """What the protocol has beside calls, and what of it goes on elsewhere."""
+  with_state = sandbox.session('python')
+  assert with_state.run('x = 6').status is CallStatus.OK
+  assert with_state.run('print(x * 7)').stdout == '42\n'
+  with_state.close()
+  assert sandbox.session('shell').run('echo $((1 + 1))').stdout == '2\n'
+  assert sandbox.put({'a/b': b'kept'}).status is CallStatus.OK
+  data, refused = sandbox.get_tar(['a'])
+  assert data and refused == {}
+  assert sandbox.put_tar(data).status is CallStatus.OK
+  return sandbox.snapshot()
+
+
+def test_all_of_the_protocol(backend):  # noqa: F811
+  with open_sandbox(SPEC, backend) as sandbox:
+    snapshot = everything(sandbox)
+  with open_sandbox(SPEC, backend, snapshot=snapshot) as fork:
+    assert fork.get(['a/b']).files == {'a/b': b'kept'}
+
+
 def test_it_spreads_over_the_machines(backend):  # noqa: F811
   opened = [open_sandbox(SPEC, backend, 'fleet-test') for _ in range(4)]
   try:

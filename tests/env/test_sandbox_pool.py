@@ -149,6 +149,26 @@ def test_what_it_counts(backend):
   assert all(isinstance(value, (int, float)) for value in metrics.values())
 
 
+def test_all_of_the_protocol_is_counted(backend):
+  with Pool(SPEC, backend, warm=0) as pool:
+    with pool.acquire() as sandbox:
+      session = sandbox.session('python')
+      assert session.run('x = 6').status is CallStatus.OK
+      assert session.run('print(x * 7)').stdout == '42\n' and session.alive
+      slow = session.run('while True: pass', timeout_s=0.3)
+      assert slow.status is CallStatus.TIMEOUT and not session.alive
+      session.close()
+      sandbox.put({'a/b': b'kept'})
+      data, refused = sandbox.get_tar(['a'])
+      assert refused == {} and sandbox.put_tar(data).exit == 0
+      snapshot = sandbox.snapshot()
+    with pool.acquire() as fork:
+      fork.restore(snapshot)
+      assert fork.get(['a/b']).files == {'a/b': b'kept'}
+  stats = pool.stats()
+  assert stats.calls.count == 10 and stats.kills == {'timeout': 1}
+
+
 def test_many_threads(backend):
   with Pool(SPEC, backend, warm=2, starters=4) as pool:
     lines = {}
