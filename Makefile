@@ -3,7 +3,7 @@
 # Each target makes the virtual environment it needs in .venv, once; a change
 # of setup.py makes it anew. Another interpreter: `make PYTHON=python3.12 test`.
 
-.PHONY: help quickstart test test-long bench lint clean
+.PHONY: help quickstart test test-long reliability bench lint clean
 .DEFAULT_GOAL := help
 
 # The first interpreter that runs and is new enough.
@@ -30,6 +30,7 @@ help:
 	@echo 'make quickstart   train a small model with a tool on this machine'
 	@echo 'make test         the tests of a working day'
 	@echo 'make test-long    all tests'
+	@echo 'make reliability  long tests of the sandbox, which print what they saw'
 	@echo 'make bench        the engine beside other systems; ARGS=--quick: alone;'
 	@echo '                  BENCH=learner or sandbox: those'
 	@echo 'make lint         format and lint checks'
@@ -44,6 +45,12 @@ test: $(VENV)/test.stamp
 
 test-long: $(VENV)/test.stamp
 	$(PYTEST) --timeout=1800 $(ARGS)
+
+# Rows R3 to R16 of faults that the tests bring about, an hour or so. One at a
+# time: they measure.
+reliability: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -s --timeout=1800 -m long tests/env \
+	  tests/learning/test_infra_faults.py tests/test_masking.py $(ARGS)
 
 bench: $(VENV)/run.stamp
 	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
