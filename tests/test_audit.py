@@ -443,6 +443,8 @@ def test_the_command_prints_a_table_and_loads_no_jax():
     (['--n', '0'], '--n is 0: give 1 or more'),
     (['--seed', '-1'], '--seed is -1: give 0 or more'),
     (['--exploits', '/nonexistent'], 'there is no such file'),
+    (['--exploits', __file__], '--exploits '),
+    (['--exploits', '/'], '--exploits '),
   ],
 )
 def test_a_wrong_command_line_ends_with_what_to_do(argv, said, capsys):

@@ -136,7 +136,10 @@ def _run(args: argparse.Namespace) -> int:
     from agentjax import exploits
 
     # Opens sandboxes: only when asked for.
-    code = max(code, exploits.run(args.exploits, backend=args.backend))
+    try:
+      code = max(code, exploits.run(args.exploits, backend=args.backend))
+    except (ValueError, InfraError) as error:
+      raise UsageError(f'--exploits {error}') from error
   return code
 
 

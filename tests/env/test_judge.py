@@ -251,7 +251,6 @@ def test_a_folder_on_the_way_that_is_a_link(fresh):
       Rule('a1.py', max_bytes=20),
       Reason.TOO_BIG,
     ),
-    ('mkdir d; > d/s.py; chmod 0 d', Rule('d/s.py'), Reason.MISSING),
   ],
 )
 def test_nothing_fit_to_be_judged(mostly, script, rule, reason):
@@ -261,13 +260,19 @@ def test_nothing_fit_to_be_judged(mostly, script, rule, reason):
 def test_modes_do_not_matter(fresh):
   script = 'echo x > solution.py; chmod 0 solution.py'
   assert taken(fresh, script).files == {'solution.py': b'x\n'}
+  # Nothing is hidden from the look by closing a folder.
+  found = taken(fresh, 'mkdir d; > d/conftest.py; chmod 0 d')
+  assert found.tamper == ('configuration: d/conftest.py is new',)
 
 
 def test_a_sandbox_that_the_policy_ended(backend):
   spec = SandboxSpec(lifetime_s=2.0)
   with open_sandbox(spec, backend) as sandbox:
     found = taken(sandbox, 'echo > solution.py; sleep 20')
-  assert found.problem.reason is Reason.GONE
+    # What can be told without a look is told.
+    told = take(sandbox, Rule('solution.py'), {}, commands=['> reward.txt'])
+  assert told.tamper == ('reward file: reward.txt in a command',)
+  assert found.tamper == () and found.problem.reason is Reason.GONE
   never = functools.partial(pytest.fail, 'no judge is needed')
   assert decide(found, ADD.judge(), never).reason is Reason.GONE
 

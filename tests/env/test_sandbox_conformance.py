@@ -351,6 +351,8 @@ def test_calls_and_specs_are_checked():
     Call(argv='true')
   with pytest.raises(SandboxBug, match='timeout_s'):
     Call(code='1', timeout_s=0)
+  with pytest.raises(SandboxBug, match='timeout_s is inf'):
+    Call(code='1', timeout_s=float('inf'))
   with pytest.raises(ValueError, match='quarter'):
     SandboxSpec(memory_bytes=64 << 20, tmpfs_bytes=64 << 20)
   with pytest.raises(ValueError, match='60 s, and .*lifetime_s 60: raise'):

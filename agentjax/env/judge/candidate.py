@@ -75,13 +75,13 @@ def replace_standard(fd):
 
 def make_note(fd, nonce):
   """A function that tells the host what was reached for; at most a few."""
-  left = [_MAX_NOTES]
+  left, write, dumps = [_MAX_NOTES], os.write, json.dumps
 
   def note(what):
     if left[0] > 0:
       left[0] -= 1
-      line = json.dumps({'nonce': nonce, 'found': what[:200]})
-      os.write(fd, f'\n{line}\n'.encode())
+      line = dumps({'nonce': nonce, 'found': what[:200]})
+      write(fd, f'\n{line}\n'.encode())
 
   return note
 

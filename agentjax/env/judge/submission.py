@@ -107,7 +107,10 @@ def take(
   """
   tree = read_tree(sandbox)
   if isinstance(tree, Judgement):
-    return Submission({}, tree)
+    # What it holds is not known, but for what the commands say.
+    nothing = tamper.Tree({}, 0.0, cut=tree.reason is not Reason.GONE)
+    marks = tamper.reasons({}, nothing, commands=commands)
+    return Submission({}, tree, marks)
   strays = last is not None and last.reaped > 0
   marks = tamper.reasons(given, tree, strays=strays, commands=commands)
   wanted, refused, problem = _choose(rule, tree)

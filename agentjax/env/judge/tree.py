@@ -30,7 +30,11 @@ def walk():
     try:
       names = sorted(os.listdir(folder or '.'))
     except OSError:
-      continue
+      try:  # its own, which it has closed
+        os.chmod(folder or '.', 0o700)
+        names = sorted(os.listdir(folder or '.'))
+      except OSError:
+        continue
     for name in names:
       path = folder + name
       try:

@@ -20,6 +20,7 @@ from agentjax.env.base import InfraError
 from agentjax.env.sandbox.snapshot import Snapshot
 
 DEFAULT_IMAGE = 'agentjax-python:latest'
+_LONGEST_S = 1e6  # of a call; clocks and queues count no further than 1e9
 
 
 class SandboxUnavailable(InfraError):
@@ -350,8 +351,10 @@ class Sandbox(Protocol):
 
 def check_timeout(name: str, seconds: float) -> None:
   """Raises SandboxBug if `seconds` is no time to wait."""
-  if not seconds > 0:
-    raise SandboxBug(f'{name} is {seconds}: must be above 0')
+  if not 0 < seconds <= _LONGEST_S:
+    raise SandboxBug(
+      f'{name} is {seconds}: must be above 0, and at most {_LONGEST_S:g}'
+    )
 
 
 def classify(facts: Mapping[str, Any]) -> tuple[CallStatus, int | None, int]:
