@@ -258,8 +258,10 @@ def test_when_the_list_hangs_the_journal_names_them(
   container, state, monkeypatch
 ):
   place, pid, _ = owner.own_name().split(':')
-  ours, name = container(labels(), name='agentjax-' + 'c' * 16), 'c' * 16
-  unnamed = container(labels(), name='somebody-elses')
+  # Labels that no reaper of another process goes by: the journal says it all.
+  name = 'c' * 16
+  ours = container({'other': 'label'}, name=f'agentjax-{name}')
+  unnamed = container({'other': 'label'}, name='somebody-elses')
   dead = state / f'{place}:{pid}:1.jsonl'
   state.mkdir(parents=True)
   lines = [
