@@ -180,5 +180,7 @@ def test_the_host_sees_nothing_of_the_folders():
 
 
 def mounts_of_shm():
+  # Not those of engines that other tests have there.
+  ours = {f'/dev/shm{name}' for name in ('', '/work', '/tmp', '/shm')}
   with open('/proc/self/mounts') as file:
-    return [line for line in file if line.split()[1].startswith('/dev/shm')]
+    return [line for line in file if line.split()[1] in ours]
