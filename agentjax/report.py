@@ -282,20 +282,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = parser.parse_args(argv)
   if args.most < 1:
     parser.error(f'--most is {args.most}: give 1 or more')
-  try:
-    with storage.unusable_named(args.workdir, 'name the workdir of a run'):
-      recorder.trajectory_steps(args.workdir)
-    found = report(args.workdir, args.most)
-    print(as_text(found))
-    with storage.unusable_named(args.workdir, 'let it be written to'):
-      print(f'\n{write(args.workdir, found)}')
-  except storage.Unusable as e:
-    print(e, file=sys.stderr)
-    return 2
-  except (FileNotFoundError, storage.Unreadable, storage.StorageFull) as e:
-    print(e, file=sys.stderr)
-    return 1
-  return 0
+  return viewer.exit_code(lambda: _print(args.workdir, args.most))
+
+
+def _print(workdir: str, most: int) -> None:
+  """Prints the lists, and writes the page."""
+  with storage.unusable_named(workdir, 'name the workdir of a run'):
+    recorder.trajectory_steps(workdir)
+  found = report(workdir, most)
+  print(as_text(found))
+  with storage.unusable_named(workdir, 'let it be written to'):
+    print(f'\n{write(workdir, found)}')
 
 
 if __name__ == '__main__':

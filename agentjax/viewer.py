@@ -12,7 +12,7 @@ import argparse
 import html
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from etils import epath
@@ -339,20 +339,31 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--step', type=int, help='default: the last one')
   parser.add_argument('--out', help='directory for the pages')
   args = parser.parse_args(argv)
+  return exit_code(lambda: _write(args.workdir, args.step, args.out))
+
+
+def _write(workdir: str, step: int | None, out: str | None) -> None:
+  """Writes the pages that the command line asks for."""
+  with storage.unusable_named(workdir, 'name the workdir of a run'):
+    steps = recorder.trajectory_steps(workdir)
+  if not steps:
+    raise FileNotFoundError(
+      f'no trajectories are recorded in {workdir}: name the workdir of a run '
+      'that has made a step of reinforcement'
+    )
+  step = steps[-1] if step is None else step
+  if step not in steps:
+    recorder.read_trajectories(workdir, step)  # says which there are
+  with storage.unusable_named(
+    out or workdir, 'give another directory with --out'
+  ):
+    print(write_pages(workdir, step, out))
+
+
+def exit_code(work: Callable[[], None]) -> int:
+  """Does the work of a command that reads a workdir; its exit code."""
   try:
-    with storage.unusable_named(args.workdir, 'name the workdir of a run'):
-      steps = recorder.trajectory_steps(args.workdir)
-    if not steps:
-      raise FileNotFoundError(
-        f'no trajectories are recorded in {args.workdir}: name the workdir of '
-        'a run that has made a step of reinforcement'
-      )
-    step = steps[-1] if args.step is None else args.step
-    if step not in steps:
-      recorder.read_trajectories(args.workdir, step)  # says which there are
-    out = args.out or args.workdir
-    with storage.unusable_named(out, 'give another directory with --out'):
-      print(write_pages(args.workdir, step, args.out))
+    work()
   except storage.Unusable as e:
     print(e, file=sys.stderr)
     return 2

@@ -1,6 +1,6 @@
 """The command line that the benchmarks have in common.
 
-Benchmarks, under `engine` and `learner`. Knows no row.
+Benchmarks, under the commands. Knows no row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,23 @@ from collections.abc import Collection, Sequence
 from benchmarks.peers import ROOT
 
 
+def alone(
+  prog: str, *, quick: str, repetitions: str
+) -> argparse.ArgumentParser:
+  """A parser of the flags of a benchmark without peers; help of two of them."""
+  out = argparse.ArgumentParser(prog=prog)
+  out.add_argument('--quick', action='store_true', help=quick)
+  out.add_argument('--only', default='', help='regex of rows to run')
+  out.add_argument('--repetitions', type=int, help=repetitions)
+  out.add_argument(
+    '--results',
+    type=pathlib.Path,
+    default=ROOT / 'benchmarks' / 'results',
+    help='folder for the JSON file of the full form',
+  )
+  return out
+
+
 def parser(
   prog: str, *, quick: str, peers: Collection[str], seconds: float
 ) -> argparse.ArgumentParser:
@@ -21,12 +38,7 @@ def parser(
     quick: help of --quick. peers: default of --peers. seconds: default of
       --seconds-per-system.
   """
-  out = argparse.ArgumentParser(prog=prog)
-  out.add_argument('--quick', action='store_true', help=quick)
-  out.add_argument('--only', default='', help='regex of rows to run')
-  out.add_argument(
-    '--repetitions', type=int, help='default 5, or 3 with --quick'
-  )
+  out = alone(prog, quick=quick, repetitions='default 5, or 3 with --quick')
   out.add_argument(
     '--peers',
     default=','.join(peers),
@@ -38,12 +50,6 @@ def parser(
     default=seconds,
     help='a system that needs longer in a row is measured less often, at '
     'least 3 times (default %(default)s)',
-  )
-  out.add_argument(
-    '--results',
-    type=pathlib.Path,
-    default=ROOT / 'benchmarks' / 'results',
-    help='folder for the JSON file of the full form',
   )
   return out
 

@@ -32,27 +32,19 @@ from agentjax.env.sandbox import (
   open_sandbox,
 )
 from agentjax.env.sandbox.pool import Pool
-from benchmarks import measure
-from benchmarks.peers import ROOT
+from benchmarks import command, measure
 
 BACKENDS = ('docker', 'bwrap')
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """The command line; wrong ones end the program with what to do."""
-  parser = argparse.ArgumentParser(prog='python -m benchmarks.pool')
-  parser.add_argument('--quick', action='store_true', help='in half a minute')
-  parser.add_argument('--only', default='', help='regex of backends')
+  parser = command.alone(
+    'python -m benchmarks.pool',
+    quick='in half a minute',
+    repetitions='default 40, or 8 with --quick',
+  )
   parser.add_argument('--many', type=int, help='default 32, or 8 with --quick')
-  parser.add_argument(
-    '--repetitions', type=int, help='default 40, or 8 with --quick'
-  )
-  parser.add_argument(
-    '--results',
-    type=pathlib.Path,
-    default=ROOT / 'benchmarks' / 'results',
-    help='folder for the JSON file of the full form',
-  )
   args = parser.parse_args(argv)
   args.many = args.many or (8 if args.quick else 32)
   args.repetitions = args.repetitions or (8 if args.quick else 40)
@@ -187,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   print(f'load {os.getloadavg()[0]:.2f}')
   if not args.quick and found:
     now = datetime.datetime.now(datetime.UTC)
-    path = args.results / f'pool_{now:%Y-%m-%d}.json'
+    path = args.results / f'{now:%Y-%m-%dT%H%M}-pool.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({'machine': machine, **found}, indent=1) + '\n')
     print(f'written: {path}')

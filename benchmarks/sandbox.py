@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import datetime
 import json
-import pathlib
 import re
 import subprocess
 import sys
@@ -32,9 +31,8 @@ from agentjax.env.sandbox import (
   choose_backend,
   open_sandbox,
 )
-from benchmarks import measure
+from benchmarks import command, measure
 from benchmarks.measure import Measurement, interleave, median
-from benchmarks.peers import ROOT
 
 BACKENDS = ('docker', 'bwrap')
 ROWS = ('exec_true', 'fork_python', 'session_python', 'session_shell', 'open')
@@ -43,17 +41,10 @@ _RUNS, _OPENS = 15, 10  # of those that take half a second each
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
   """The command line; wrong ones end the program with what to do."""
-  parser = argparse.ArgumentParser(prog='python -m benchmarks.sandbox')
-  parser.add_argument('--quick', action='store_true', help='in half a minute')
-  parser.add_argument('--only', default='', help='regex of rows to run')
-  parser.add_argument(
-    '--repetitions', type=int, help='calls; default 2000, or 300 with --quick'
-  )
-  parser.add_argument(
-    '--results',
-    type=pathlib.Path,
-    default=ROOT / 'benchmarks' / 'results',
-    help='folder for the JSON file of the full form',
+  parser = command.alone(
+    'python -m benchmarks.sandbox',
+    quick='in half a minute',
+    repetitions='calls; default 2000, or 300 with --quick',
   )
   args = parser.parse_args(argv)
   if args.repetitions is None:

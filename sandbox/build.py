@@ -6,8 +6,8 @@ For each folder of `sandbox/images`, or those that are named, the Debian
 packages of its list are put together by mmdebstrap, looked through by
 `lint.py`, and given to `docker import` as agentjax-NAME. Where an image exists
 nothing is done (a fraction of a second); a build takes half a minute each and
-a Debian mirror. Hosts that reach a registry may use the Dockerfile beside the
-list instead. Needs: docker, mmdebstrap, and root.
+a Debian mirror. Hosts that reach a registry may use the Dockerfile above the
+lists instead. Needs: docker, mmdebstrap, and root.
 
 What came in is compared with packages.lock, and what differs is said: a mirror
 keeps the newest version alone. --strict refuses it; --lock writes the lock

@@ -20,7 +20,7 @@ import pytest
 from disks import small_disk
 from own_engine import OwnEngine, needed, own_engine  # noqa: F401
 from requirements import require
-from sandboxes import SPEC, backend_or_skip
+from sandboxes import SPEC, backend_or_skip, freeze
 
 from agentjax.env.base import InfraError
 from agentjax.env.sandbox import Call, CallStatus, journal, open_sandbox, reap
@@ -563,11 +563,3 @@ def test_r17_a_clock_that_steps_by_an_hour_changes_no_deadline(
       assert hog._inner._hit_limit(began - 0.5, 0) is CallStatus.OOM
       assert time.monotonic() - began < 15
     hog.close()
-
-
-def freeze(sandbox):
-  if sandbox.facts['backend'] == 'docker':
-    command = ['docker', 'pause', sandbox.facts['container']]
-    subprocess.run(command, check=True, capture_output=True)
-  else:
-    os.kill(sandbox.facts['pid'], signal.SIGSTOP)

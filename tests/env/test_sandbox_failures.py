@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from sandboxes import SPEC, backend_or_skip
+from sandboxes import SPEC, backend_or_skip, signal_runner
 
 from agentjax.env import sandbox as sandboxes_module
 from agentjax.env.base import InfraError
@@ -57,14 +57,6 @@ def wait_until(condition, seconds=10.0):
   while not condition() and time.monotonic() < end:
     time.sleep(0.02)
   return condition()
-
-
-def signal_runner(sandbox, docker_command, number):
-  if sandbox.facts['backend'] == 'docker':
-    command = ['docker', docker_command, sandbox.facts['container']]
-    subprocess.run(command, check=True, capture_output=True)
-  else:
-    os.kill(sandbox.facts['pid'], number)
 
 
 def name_of(sandbox):

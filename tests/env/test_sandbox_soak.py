@@ -120,7 +120,7 @@ HOSTILE = {
     argv=['sh', '-c', 'head -c 1G /dev/zero > /tmp/x; rm /tmp/x; exit 1'],
     timeout_s=10,
   ),
-  # Bubblewrap has no limit for these: what is left would be its own end.
+  # More than the limit; they are removed, as others need the room later.
   'inodes': Call(
     code='import os\nn = 0\ntry:\n  while n < 20_000:\n'
     '    open(f"/tmp/{n}", "w")\n    n += 1\nfinally:\n'

@@ -6,15 +6,12 @@ What `collect` makes of either is in tests/rollout.
 """
 
 import dataclasses
-import os
-import signal
-import subprocess
 import threading
 import time
 
 import hostile_programs
 import pytest
-from sandboxes import SPEC, backend_or_skip
+from sandboxes import SPEC, backend_or_skip, freeze, kill_runner
 
 from agentjax.env import word_problems
 from agentjax.env.base import InfraError
@@ -28,23 +25,6 @@ from agentjax.env.sandbox.spec import (
 from agentjax.types import Status, Task, ToolCall, Turn, Verdict
 
 AGAIN = Call(code='print("again")')
-
-
-def kill_runner(sandbox):
-  """From outside, as a machine's failure or a person would."""
-  if sandbox.facts['backend'] == 'docker':
-    command = ['docker', 'kill', sandbox.facts['container']]
-    subprocess.run(command, check=True, capture_output=True)
-  else:
-    os.kill(sandbox.facts['pid'], signal.SIGKILL)
-
-
-def freeze(sandbox):
-  if sandbox.facts['backend'] == 'docker':
-    command = ['docker', 'pause', sandbox.facts['container']]
-    subprocess.run(command, check=True, capture_output=True)
-  else:
-    os.kill(sandbox.facts['pid'], signal.SIGSTOP)
 
 
 def acted(backend, open_sandbox, *programs, spec=SPEC):

@@ -100,9 +100,11 @@ def test_images_are_those_that_sandboxes_ask_for():
 
 @pytest.mark.parametrize('name', NAMES)
 def test_the_dockerfile_installs_the_list_that_the_build_script_reads(name):
-  text = (IMAGES / name / 'Dockerfile').read_text()
+  text = (IMAGES / 'Dockerfile').read_text()
   assert 'COPY packages /tmp/packages\n' in text
-  assert BUILD.tag_of(name) in text and text.count('apt-get install') == 1
+  built = f'-t {BUILD.tag_of(name)} -f sandbox/images/Dockerfile'
+  assert f'{built} \\\n#     sandbox/images/{name}\n' in text
+  assert text.count('apt-get install') == 1
   piped = re.search(r'    (grep .*\\\n.*xargs .*);', text)[1]
   piped = piped.replace('/tmp/packages', str(IMAGES / name / 'packages'))
   said = subprocess.run(

@@ -21,6 +21,7 @@ from agentjax.env.judge.judgement import Judgement, Reason, failed, passed
 from agentjax.env.judge.submission import (
   STATUS_REASONS,
   Rule,
+  misfit,
   program_source,
 )
 from agentjax.env.judge.values import SameValue, parse_strictly, same_value
@@ -88,10 +89,8 @@ def judge_function(
   inputs = [*task.edges, *(task.draw(rng) for _ in range(task.draws))]
   expected = [task.reference(*copy.deepcopy(values)) for values in inputs]
   json.dumps(expected)  # what cannot travel, nobody could answer
-  put = sandbox.put(files)
-  if put.status is not CallStatus.OK:
-    reason = STATUS_REASONS[put.status]
-    return failed(reason, f'the files do not fit: {put.stderr}')
+  if (problem := misfit(sandbox.put(files))) is not None:
+    return problem
   size = task.batch or len(inputs)
   marks: tuple[str, ...] = ()
   for start in range(0, len(inputs), size):

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from agentjax.env.judge.judgement import Judgement, Reason, failed, passed
-from agentjax.env.judge.submission import STATUS_REASONS, Rule
+from agentjax.env.judge.submission import STATUS_REASONS, Rule, misfit
 from agentjax.env.judge.values import SameText, same_tokens
 from agentjax.env.judge.verdicts import Judge, check_pace
 from agentjax.env.sandbox import Call, CallStatus, Sandbox
@@ -70,10 +70,8 @@ def judge_program(
     InfraError: of the sandbox. ValueError: the reference prints nothing.
   """
   inputs = [*task.edges, *(task.draw(rng) for _ in range(task.draws))]
-  put = sandbox.put(files)
-  if put.status is not CallStatus.OK:
-    reason = STATUS_REASONS[put.status]
-    return failed(reason, f'the files do not fit: {put.stderr}')
+  if (problem := misfit(sandbox.put(files))) is not None:
+    return problem
   for number, text in enumerate(inputs, 1):
     expected = task.reference(text)
     call = Call(

@@ -31,6 +31,7 @@ from agentjax.env.judge.judgement import (
 from agentjax.env.judge.submission import (
   STATUS_REASONS,
   Rule,
+  misfit,
   program_source,
 )
 from agentjax.env.judge.values import parse_strictly
@@ -97,10 +98,9 @@ def judge_repository(
     InfraError: of the sandbox.
   """
   tests, canaries = plant_canaries(rng, task.tests, task.expected)
-  put = _lay_out(task, sandbox, files, tests)
-  if put.status is not CallStatus.OK:
-    reason = STATUS_REASONS[put.status]
-    return failed(reason, f'the files do not fit: {put.stderr}')
+  laid_out = _lay_out(task, sandbox, files, tests)
+  if (problem := misfit(laid_out)) is not None:
+    return problem
   request = {
     'files': sorted({name.split('::')[0] for name in task.expected}),
     'conftest': task.conftest,

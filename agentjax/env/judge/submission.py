@@ -125,6 +125,14 @@ def take(
   return Submission({}, problem, marks, refused)
 
 
+def misfit(put: CallResult) -> Judgement | None:
+  """A FAIL if what was handed in has no room where it was put."""
+  if put.status is CallStatus.OK:
+    return None
+  reason = STATUS_REASONS[put.status]
+  return failed(reason, f'the files do not fit: {put.stderr}')
+
+
 def unpacked(submission: Submission, path: str, rule: Rule) -> Submission:
   """`submission` with the members of the archive `path` in its place.
 

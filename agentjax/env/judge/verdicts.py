@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from agentjax.env.base import InfraError
 from agentjax.env.judge.judgement import Judgement, Outcome, Reason
 from agentjax.env.judge.submission import Submission
-from agentjax.env.sandbox import Call, Sandbox, SandboxSpec
+from agentjax.env.sandbox import Call, Opener, Sandbox, SandboxSpec
 
 ATTEMPTS = 3
 PACE_S = 2.0
@@ -24,8 +24,6 @@ _MAX_OUTPUT = 8 << 20
 # Not that of policies: the kernel counts pipes, signals and descriptors under
 # way by user, over all sandboxes, and theirs shall not be missing here.
 _UID = 65533
-# Opens a sandbox that nothing has run in.
-Opener = Callable[[], Sandbox]
 # (fresh sandbox, what was handed in) -> verdict
 Judge = Callable[[Sandbox, Mapping[str, bytes]], Judgement]
 

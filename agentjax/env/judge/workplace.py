@@ -13,12 +13,12 @@ from typing import Any
 from agentjax.env.base import InfraError
 from agentjax.env.judge.judgement import Reason, failed
 from agentjax.env.judge.submission import Rule, Submission, take
-from agentjax.env.judge.verdicts import Opener
 from agentjax.env.sandbox import (
   Call,
   CallResult,
   CallStatus,
   Fetched,
+  Opener,
   Sandbox,
   SandboxSpec,
   Session,
